@@ -1,0 +1,28 @@
+# make demo       set up, then the whole pipeline on the embedded endgame world: games in, report out
+# make test       set up, then every test but those marked `long`
+# make test-long  set up, then every test
+# make lint       set up, then ruff
+# make setup      set up alone. PYTHON=/path/to/python chooses the interpreter of a new environment
+
+VENV := .venv
+# Written last by the script: set-up work is done again only when one of these three files changes.
+STAMP := $(VENV)/.setup-complete
+
+.PHONY: setup demo test test-long lint
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" bash scripts/setup.sh "$(VENV)" "$(STAMP)"
+
+demo: $(STAMP)
+	$(VENV)/bin/python -m chessrl experiment=quickstart
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest -m "not long"
+
+test-long: $(STAMP)
+	$(VENV)/bin/python -m pytest
+
+lint: $(STAMP)
+	$(VENV)/bin/python -m ruff check .

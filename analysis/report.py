@@ -1,0 +1,142 @@
+"""The analysis from run directories to report.html, figures/ and tables/."""
+
+import base64
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import tables
+from analysis.figures import save_figure
+from analysis.read import Run, read_runs
+from analysis.sections import Section, build_sections
+
+SHOWN_ROWS = 120  # of a table in the page; the CSV file has them all
+STUDY = "https://arxiv.org/abs/2607.16097"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 60rem; margin: 0 auto; padding: 1rem; }}
+h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin: 2.2rem 0 .4rem; }}
+p {{ margin: .4rem 0; }} nav a {{ margin-right: .9rem; }} .note, .source {{ color: #555; font-size: .85rem; }}
+img {{ max-width: 100%; height: auto; display: block; margin: .6rem auto; }}
+.table {{ overflow-x: auto; }} table {{ border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
+th.text, td.text {{ text-align: left; }} th {{ border-bottom: 2px solid #888; }}
+code {{ font-size: .85em; overflow-wrap: anywhere; }} pre {{ overflow-x: auto; font-size: .75rem; background: #f6f6f6; padding: .6rem; }}
+summary {{ cursor: pointer; font-size: .85rem; }}
+@media print {{ nav {{ display: none; }} body {{ font-size: 10pt; max-width: none; }} section {{ break-inside: avoid; }}
+pre {{ white-space: pre-wrap; }} table {{ font-size: 7pt; }} .table {{ overflow: visible; }} }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>From pretraining to supervised fine-tuning to reinforcement learning on chess puzzles, after
+<a href="{study}">Shen et al., Understanding Reasoning from Pretraining to Post-Training</a>. Made by <code>{command}</code>.</p>
+<nav>{contents}</nav>
+{sections}
+<section id="configurations"><h2>Configurations</h2><p>The resolved configuration of every run.</p>
+{configurations}
+</section>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What an analysis left: the page, and the final table as text for the terminal."""
+
+    report: Path
+    terminal: str
+
+
+def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
+    """Read the run directories and write report.html, figures/*.png|pdf and tables/*.csv below `out`.
+
+    seed: of the paired bootstrap. The same runs, `out` and seed give the same bytes. Raises UserError on unreadable runs.
+    """
+    read = read_runs(runs)
+    selection = tables.select_evaluations(read)
+    sections = build_sections(read, selection, seed)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for kind in ("passk", "rates"):
+        _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
+    command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
+    blocks = [_section_block(section, out, command) for section in sections]
+    page = PAGE.format(
+        title="chessrl report",
+        study=STUDY,
+        command=escape(command),
+        contents="".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in sections),
+        sections="\n".join(blocks),
+        configurations="\n".join(_configuration(run) for run in read),
+    )
+    report = out / "report.html"
+    report.write_text(page, encoding="utf-8")
+    passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
+    return Analysis(report, tables.terminal_table(passk, rates))
+
+
+def _write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table, or remove an earlier analysis' one where there is nothing to write."""
+    if table.empty:
+        path.unlink(missing_ok=True)
+    else:
+        table.to_csv(path, index=False, lineterminator="\n")
+
+
+def _section_block(section: Section, out: Path, command: str) -> str:
+    """Write the section's files and return its HTML. A figure or table left from an earlier analysis does not survive."""
+    parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>', f"<p>{escape(section.text)}</p>"]
+    parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
+    if section.figure is not None:
+        image = base64.b64encode(save_figure(section.figure, out / "figures", section.name)).decode("ascii")
+        parts.append(f'<img alt="{escape(section.title)}" src="data:image/png;base64,{image}">')
+    else:
+        for suffix in ("png", "pdf"):
+            (out / "figures" / f"{section.name}.{suffix}").unlink(missing_ok=True)
+    _write_table(section.table, out / "tables" / f"{section.name}.csv")
+    if len(section.table):
+        parts.append(_table_block(section))
+        made = f"Table <code>tables/{section.name}.csv</code>, read from {escape(section.source)}, by <code>{escape(command)}</code>."
+        parts.append(f'<p class="source">{made}</p>')
+    return "\n".join([*parts, "</section>"])
+
+
+def _table_block(section: Section) -> str:
+    """The table, folded away below a figure; long ones thinned, which is said."""
+    shown = tables.thin(section.table, SHOWN_ROWS)
+    rows = f"{len(section.table):,} rows"
+    if len(shown) < len(section.table):
+        rows = f"{len(shown)} of {rows}, evenly spaced"
+    html = f'<div class="table">{_html_table(shown)}</div>'
+    return html if section.figure is None else f"<details><summary>Table ({rows})</summary>{html}</details>"
+
+
+def _html_table(table: pd.DataFrame) -> str:
+    classes = {name: "" if pd.api.types.is_numeric_dtype(table[name]) else ' class="text"' for name in table.columns}
+    head = "".join(f"<th{classes[name]}>{escape(str(name))}</th>" for name in table.columns)
+    rows = []
+    for record in table.to_dict("records"):
+        rows.append("<tr>" + "".join(f"<td{classes[name]}>{escape(_cell(value))}</td>" for name, value in record.items()) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    """A value for reading: four significant digits, an en dash where nothing was measured."""
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _configuration(run: Run) -> str:
+    return f"<details><summary>{escape(run.label)}: {escape(run.run_id)}</summary><pre>{escape(run.config)}</pre></details>"

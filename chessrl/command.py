@@ -1,0 +1,54 @@
+"""Small commands with key=value arguments: parsing into a typed dataclass, and errors as one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import TypeVar, get_type_hints
+
+from chessrl.errors import UserError
+
+Settings = TypeVar("Settings")
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
+    """An instance of the dataclass ``settings`` from ``key=value`` words; fields are str, int, float, bool or tuple[str, ...] (commas).
+
+    Raises UserError naming the word or key at fault and what was expected.
+    """
+    types = get_type_hints(settings)
+    values = {}
+    for argument in arguments:
+        key, separator, text = argument.partition("=")
+        if not separator or key not in types:
+            raise UserError(f"{argument!r}: expected key=value with a key out of {', '.join(types)}")
+        values[key] = _convert(key, text, types[key])
+    missing = [field.name for field in fields(settings) if field.default is MISSING and not values.get(field.name)]
+    if missing:
+        raise UserError(f"{missing[0]}= is missing; give {', '.join(f'{name}=...' for name in missing)}")
+    return settings(**values)
+
+
+def _convert(key: str, text: str, expected: type) -> object:
+    try:
+        if expected is bool:
+            return _BOOLEANS[text.lower()]
+        if expected == tuple[str, ...]:
+            return tuple(word for word in text.split(",") if word)
+        return expected(text)
+    except (KeyError, ValueError) as error:
+        wanted = "true or false" if expected is bool else f"a value of type {expected.__name__}"
+        raise UserError(f"{key}={text}: expected {wanted}") from error
+
+
+def run_command(command: Callable[[list[str]], None]) -> int:
+    """Run a command on this process's arguments; its exit status: 0, or 2 after a UserError printed as one line."""
+    try:
+        command(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,245 @@
+"""Every configuration key of the laboratory, typed, with its default and its meaning.
+
+One schema serves every command: a key has the same path in ``python -m rl`` as in ``python -m chessrl``, and the pipeline hands a stage its
+keys unchanged. ``conf/`` holds presets only. This module imports neither torch nor a stage, so ``--help`` is quick.
+
+A run directory's name holds a hash of the keys that change its results (``chessrl.run.identity``). ``local`` marks keys that do not, such as
+worker counts; ``neutral`` marks the default of a later feature, left out of the hash so that it changes no old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def local(default: Any) -> Any:
+    """A key that changes speed, memory or places, never results."""
+    return field(default=default, metadata={"identity": "local"})
+
+
+def neutral(default: Any) -> Any:
+    """A key whose default stands for "as before the key existed"."""
+    return field(default=default, metadata={"identity": "neutral"})
+
+
+
+@dataclass
+class ModelConfig:
+    """Architecture (Qwen3: RMSNorm, QK-norm, grouped-query attention, SwiGLU, rotary positions, untied embeddings)."""
+
+    name: str = ""
+    layers: int = 0
+    hidden: int = 0
+    ffn: int = 0  # width of the gated feed-forward layer
+    heads: int = 0  # query heads
+    kv_heads: int = 0  # key and value heads
+    head_dim: int = 0
+    vocabulary: int = 101  # 81 and 85 are the released checkpoints' vocabularies, 101 ours
+    max_positions: int = 4096
+
+
+@dataclass
+class WorldConfig:
+    """What is played and where its games and puzzles come from."""
+
+    name: str = ""  # endgame (packaged) or lichess (files of yours)
+    state: str = "snapshot"  # how a position is given: snapshot (piece list) or history (all moves from the start position)
+    games: list[str] = field(default_factory=list)  # .pgn or .pgn.zst files; the endgame world needs none
+    puzzles: list[str] = field(default_factory=list)  # Lichess puzzle .csv or .csv.zst files; the endgame world needs none
+    max_games: int | None = None  # read at most so many games (after filters)
+    context: int = 256  # tokens: longer games are cut at a move's end
+    validation_share: float = 0.02  # share of games held out for the validation loss, by game hash
+    min_elo: int = 0  # both players' rating, where the games have one
+    max_elo: int = 4000
+    bullet: bool = False  # keep bullet games
+    sft_puzzles: int = 4000  # how many puzzles each split gets; the packaged puzzles come already split
+    rl_puzzles: int = 6000
+    validation_puzzles: int = 800
+    test_puzzles: int = 1500
+    private_puzzles: int = 400
+    seed: int = 0  # cuts of snapshots and split of puzzles
+
+
+@dataclass
+class RunConfig:
+    """How a run is carried out. ``precision`` and the kind of device found enter its identity."""
+
+    device: str = local("auto")  # auto, cpu, cuda, mps
+    precision: str = "fp32"  # fp32, or bf16 (autocast with fp32 weights)
+    threads: int = local(0)  # CPU threads; 0 leaves torch's default
+    micro_batch_tokens: int = local(8192)  # memory of a step is bounded by this many padded tokens per forward pass
+    checkpoint_steps: int = local(200)  # state for exact resume, every so many steps
+    checkpoint_seconds: int = local(300)  # ... and at least this often
+    rerun: bool = local(False)  # start anew beside a run of the same configuration
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 1e-3
+    min_lr_ratio: float = 0.1  # the schedule ends at this share of lr
+    warmup_ratio: float = 0.05  # share of the steps with a linear rise
+    schedule: str = "cosine"  # cosine or constant (after the warm-up)
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1  # matrices only: no decay on norms
+    clip: float = 1.0  # global gradient norm
+
+
+@dataclass
+class PretrainConfig:
+    """Next-token prediction on games."""
+
+    tokens: int = 5_000_000  # T: non-pad tokens seen in all; refused when the corpus holds fewer, unless allow_repeats
+    allow_repeats: bool = False  # pass over the corpus more than once
+    batch_tokens: int = 16384  # non-pad tokens per step (about: batches hold whole games)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    validation_every: int = 100  # steps
+    validation_games: int = 1000  # at most
+    save_steps: list[int] = field(default_factory=list)  # keep models/step-N of these steps
+    seed: int = 0  # initial weights
+    data_seed: int = 0  # order of games
+
+
+@dataclass
+class TraceConfig:
+    """Search-tree traces built from the pretrained model's own samples (science.md section 10)."""
+
+    enabled: bool = True  # false: no trace, the answer follows the prompt
+    candidates: int = 5  # first moves sampled per puzzle
+    continuations_mean: float = 1.0  # lines per first move: rounded log-normal, clipped to the range
+    continuations_sigma: float = 0.2
+    continuations_min: int = 1
+    continuations_max: int = 10
+    length_mean: float = 1.6  # plies per line, first move included: rounded log-normal, clipped to the range
+    length_sigma: float = 0.4
+    length_min: int = 1
+    length_max: int = 2
+    temperature: float = 1.0
+    inject_answer: bool = True  # put the solution's opening plies into the tree where no sampled line holds them
+
+
+@dataclass
+class SftConfig:
+    """Fine-tuning on prompt, trace and answer."""
+
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    epochs: int = 3
+    batch_tokens: int = 8192  # non-pad tokens per step
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-4, min_lr_ratio=1 / 30, weight_decay=0.01))
+    max_puzzles: int | None = None
+    validation_puzzles: int = 200  # for the validation loss
+    save_steps: list[int] = field(default_factory=list)
+    seed: int = 0  # traces
+    data_seed: int = 0  # order of examples
+
+
+@dataclass
+class AlgorithmConfig:
+    """The policy-gradient objective (science.md 1.1)."""
+
+    name: str = ""
+    group: int = 8  # G samples per prompt (Shen et al.: 8)
+    advantage: str = "group_std"  # group_std: (r - mean) / std within the group; group_mean: r - mean
+    std_floor: float = 1e-6  # groups with a smaller reward std have zero advantage
+    loss_norm: str = "sequence"  # sequence: 1/|o| per sample, then mean (DeepSeekMath); token: over all tokens of the step (DAPO); constant: over group x loss_budget (Dr. GRPO)
+    loss_budget: int = 64  # tokens, for loss_norm=constant
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    beta: float = 0.001  # weight of the k3 KL to the reference, the policy that RL starts from
+    epochs: int = 1  # passes over each rollout
+    minibatches: int = 1  # parts of one pass; updates per rollout = epochs x minibatches
+
+
+@dataclass
+class RewardConfig:
+    """What a rollout is paid: the weighted sum of named parts, each logged."""
+
+    name: str = ""
+    weights: dict[str, float] = field(default_factory=dict)  # part -> weight; parts: line, engine, legal, format
+    accept: str = "line"  # moves that the environment lets pass: line (and any mate), or engine (every move within engine.delta)
+
+
+@dataclass
+class RlConfig:
+    """The RL loop: sampling, verification, update."""
+
+    steps: int = 100
+    prompts: int = 16  # puzzles per step
+    bins: list[str] = field(default_factory=list)  # restrict to these difficulty bins; empty: all
+    temperature: float = 1.0
+    protocol: str = "think"  # think (trace, then answer) or answer (no trace)
+    thinking_budget: int = 128  # tokens of trace after which the episode ends unsolved
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=1e-5, schedule="constant", warmup_ratio=0.0, weight_decay=0.0)
+    )
+    validation_every: int = 25  # steps
+    validation_puzzles: int = 256
+    validation_samples: int = 4  # of each, for pass@1
+    save_steps: list[int] = field(default_factory=list)
+    seed: int = 0  # samples
+    data_seed: int = 0  # order of puzzles
+
+
+@dataclass
+class EngineConfig:
+    """Stockfish: where it is and how a position's moves are scored."""
+
+    path: str = local("")  # empty: PATH, then /usr/games
+    mode: str = "depth"  # depth: all moves in one multi-PV search of fixed depth with a node cap; searchmoves: one search per move
+    depth: int = 8
+    nodes: int = 100000  # cap per position (depth) or budget per move (searchmoves)
+    hash_mb: int = 1
+    workers: int = local(0)  # engine processes; 0: one per core
+    deadline_s: float = local(30.0)  # per call
+    delta: float = 0.02  # a move is accepted when its expected score is at most this much below the best
+    mate_slack: int = 0  # between mates: accepted up to best distance + slack
+
+
+@dataclass
+class EvaluateConfig:
+    """Sampling a policy on a split and the pass@k tables made of it."""
+
+    split: str = "validation"  # the test split is read once, at the end of a run
+    max_puzzles: int | None = None
+    samples: int = 16  # per puzzle
+    ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    protocol: str = "auto"  # think, answer, game; auto: game for pretraining, else what the policy was trained with
+    spelling: str = "lenient"  # lenient: squares, promotion and castling decide; strict: the canonical tokens
+    verifier: str = "line"  # line (and any mate), or engine (every move within engine.delta)
+    temperature: float = 1.0
+    thinking_budget: int = 128
+    seed: int = 1000
+    batch: int = local(512)  # sequences sampled together
+
+
+@dataclass
+class PipelineConfig:
+    """What ``python -m chessrl`` does beyond the stages' own settings."""
+
+    stages: list[str] = field(default_factory=lambda: ["pretrain", "sft", "rl"])
+    evaluate: bool = True
+    engine_evaluation: bool = True  # a second evaluation of the RL policy, verified by the engine
+    report: bool = True
+
+
+@dataclass
+class Config:
+    """The root. ``parent`` is a run directory: the policy a stage starts from or an evaluation measures."""
+
+    world: WorldConfig = field(default_factory=WorldConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    rl: RlConfig = field(default_factory=RlConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    parent: str = ""
+    outputs: str = "outputs"  # run directories go below this folder
+    runs: list[str] = field(default_factory=list)  # run directories that an analysis reads

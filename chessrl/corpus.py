@@ -1,0 +1,327 @@
+"""Token corpora: games -> documents -> memory-mapped shards with a manifest.
+
+A shard is ``NAME.tokens``: a JSON header of 512 bytes, then the token ids of its documents end to end; and ``NAME.offsets.npy``: where each
+document starts, and the end. A corpus is built beside its place and renamed into it, so a folder with a manifest is a whole corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import chess
+import numpy as np
+
+from chessrl.errors import UserError
+from chessrl.games import Game
+from chessrl.notation import BOS, EOS, VOCABULARY, snapshot_tokens, vocabulary_hash
+from chessrl.position_keys import line_keys, moves_of_plies
+from chessrl.sources import ReadReport
+
+SPLITS = ("train", "validation")
+STATES = ("snapshot", "history")
+MANIFEST = "manifest.json"
+HEADER_BYTES = 512
+DTYPE = np.dtype("uint8") if len(VOCABULARY) <= 256 else np.dtype("<u2")
+FEWEST_PLIES_AFTER_CUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One training document; the last ``loss_tokens`` of its tokens carry loss (``<bos>`` and a snapshot do not)."""
+
+    tokens: list[int]
+    loss_tokens: int
+    truncated: bool  # cut at the context's end, at a move boundary and without <eos>
+
+
+# ---- documents --------------------------------------------------------------------------------------------------------------------------
+
+
+def game_digest(game: Game, purpose: str) -> int:
+    """64-bit hash of start position and moves; different purposes give independent values."""
+    text = f"{purpose} {game.start_fen or ''} ".encode() + np.asarray(game.tokens, dtype="<u2").tobytes()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def is_validation(game: Game, share: float) -> bool:
+    """Whether a game belongs to the validation split: by its moves and start alone, so that equal games never straddle the splits."""
+    return game_digest(game, "validation") < share * 2**64
+
+
+def cut_ply(game: Game, seed: int) -> int:
+    """Ply at which a game is cut for a snapshot, a function of (seed, start and moves) alone.
+
+    Uniform over the plies that leave at least min(8, plies) plies; a game with a start position of its own (an endgame) is left whole
+    with probability 1/2, since its start is the kind of position that puzzles ask.
+    """
+    draw = game_digest(game, f"cut {seed}")
+    if game.start_fen is not None and draw & 1:
+        return 0
+    choices = len(game.ply_ends) - min(FEWEST_PLIES_AFTER_CUT, len(game.ply_ends)) + 1
+    return ((draw >> 1) * choices) >> 63
+
+
+def make_document(game: Game, *, state: str, context: int, seed: int) -> Document | str:
+    """The document of a game, at most ``context`` tokens long, or the reason why there is none.
+
+    history: ``<bos> moves.. <eos>``; snapshot: ``<bos> <pos>..</pos> moves.. <eos>`` from a seeded ply on.
+    """
+    if not game.ply_ends:
+        return "no_moves"
+    if state == "history":
+        if game.start_fen is not None:
+            return "history_needs_the_standard_start"
+        prefix, first = [BOS], 0
+    else:
+        first = cut_ply(game, seed)
+        prefix = [BOS, *snapshot_tokens(_board_at(game, first))]
+    start = game.ply_ends[first - 1] if first else 0
+    moves = game.tokens[start:]
+    if len(prefix) + len(moves) + 1 <= context:
+        return Document([*prefix, *moves, EOS], len(moves) + 1, truncated=False)
+    fitting = [end - start for end in game.ply_ends[first:] if len(prefix) + end - start <= context]
+    if not fitting:
+        return "no_move_fits_the_context"
+    return Document([*prefix, *moves[: fitting[-1]]], fitting[-1], truncated=True)
+
+
+def _board_at(game: Game, ply: int) -> chess.Board:
+    board = chess.Board(game.start_fen or chess.STARTING_FEN)
+    for move in moves_of_plies(game.plies[:ply], white_first=board.turn):
+        board.push(move)
+    return board
+
+
+def game_keys(game: Game) -> list[int]:
+    """Keys (chessrl.position_keys) of every position of a game, the first and the last included."""
+    fen = game.start_fen or chess.STARTING_FEN
+    return line_keys(fen, moves_of_plies(game.plies, white_first=fen.split()[1] == "w"))
+
+
+# ---- writing ----------------------------------------------------------------------------------------------------------------------------
+
+
+def build_corpus(
+    games: Iterable[Game],
+    folder: Path | str,
+    *,
+    state: str,
+    context: int,
+    seed: int,
+    validation_share: float,
+    shard_tokens: int,
+    blocked: Set[int] | np.ndarray | None = None,
+    max_tokens: int | None = None,
+    reading: ReadReport | None = None,
+) -> dict:
+    """Write the corpus of ``games`` to a new ``folder`` and return its manifest.
+
+    ``blocked`` holds position keys (placement and side to move): a game that passes through one is left out. ``max_tokens`` stops the
+    reading once the training split holds that many. ``reading`` is the readers' account, whose files and counts go to the manifest.
+    Raises UserError for an existing folder, a bad value, and where a split that was asked for stays empty.
+    """
+    folder = Path(folder)
+    _check_settings(folder, state, context, validation_share, shard_tokens)
+    blocked_keys = frozenset(int(key) for key in blocked) if blocked is not None else frozenset()
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
+    temporary.mkdir(parents=True)
+    try:
+        writers = {split: _SplitWriter(temporary, split, shard_tokens) for split in SPLITS}
+        account = ReadReport()
+        for game in games:
+            account.read += 1
+            if blocked_keys and not blocked_keys.isdisjoint(game_keys(game)):
+                account.drop("passes_through_a_blocked_position")
+                continue
+            document = make_document(game, state=state, context=context, seed=seed)
+            if isinstance(document, str):
+                account.drop(document)
+                continue
+            account.kept += 1
+            writers["validation" if is_validation(game, validation_share) else "train"].add(document)
+            if max_tokens is not None and writers["train"].counts["tokens"] >= max_tokens:
+                break
+        _check_splits(writers, validation_share, account, reading)
+        manifest = {
+            "state": state,
+            "context": context,
+            "seed": seed,
+            "validation_share": validation_share,
+            "max_tokens": max_tokens,
+            "blocked_positions": len(blocked_keys),
+            "vocabulary_hash": vocabulary_hash(),
+            "vocabulary_size": len(VOCABULARY),
+            "dtype": DTYPE.name,
+            "sources": reading.files if reading else [],
+            "reading": {name: value for name, value in reading.as_dict().items() if name != "files"} if reading else None,
+            "games": {name: value for name, value in account.as_dict().items() if name != "files"},
+            "splits": {split: writer.finish() for split, writer in writers.items()},
+        }
+        manifest["hash"] = _manifest_hash(manifest)
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _check_settings(folder: Path, state: str, context: int, validation_share: float, shard_tokens: int) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: not empty; remove it or choose another folder for the corpus")
+    if state not in STATES:
+        raise UserError(f"state={state}: expected one of {', '.join(STATES)}")
+    if not 0 <= validation_share < 1:
+        raise UserError(f"validation_share={validation_share}: expected a share from 0 up to, not including, 1")
+    if context < 2 or shard_tokens < 1:
+        raise UserError(f"context={context}, shard_tokens={shard_tokens}: expected at least 2 and at least 1 tokens")
+
+
+def _check_splits(writers: dict[str, _SplitWriter], validation_share: float, account: ReadReport, reading: ReadReport | None) -> None:
+    wanted = SPLITS if validation_share > 0 else ("train",)
+    for split in wanted:
+        if not writers[split].counts["documents"]:
+            files = f"files: {reading.summary()}; " if reading else ""
+            raise UserError(
+                f"the {split} split of the corpus is empty ({files}games: {account.summary()}); give more games, or change the filters or "
+                "validation_share"
+            )
+
+
+def _manifest_hash(manifest: dict) -> str:
+    """Hash of what a model can see of the corpus: contents, their order, split and meaning; neither paths nor how they came about."""
+    shards = {split: [shard["sha256"] for shard in entry["shards"]] for split, entry in manifest["splits"].items()}
+    seen = {name: manifest[name] for name in ("state", "context", "vocabulary_hash", "dtype")}
+    return hashlib.sha256(json.dumps([seen, shards], sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class _SplitWriter:
+    """Collects documents and writes a shard whenever ``shard_tokens`` are full."""
+
+    folder: Path
+    split: str
+    shard_tokens: int
+    counts: Counter[str] = field(default_factory=lambda: Counter(documents=0, tokens=0, loss_tokens=0, truncated_documents=0))
+    shards: list[dict] = field(default_factory=list)
+    _tokens: bytearray = field(default_factory=bytearray)
+    _offsets: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, document: Document) -> None:
+        self._tokens += np.asarray(document.tokens, dtype=DTYPE).tobytes()
+        self._offsets.append(self._offsets[-1] + len(document.tokens))
+        self.counts.update(
+            documents=1, tokens=len(document.tokens), loss_tokens=document.loss_tokens, truncated_documents=int(document.truncated)
+        )
+        if self._offsets[-1] >= self.shard_tokens:
+            self._write_shard()
+
+    def finish(self) -> dict:
+        """Write what is left; the split's entry in the manifest."""
+        if len(self._offsets) > 1:
+            self._write_shard()
+        return {**self.counts, "shards": self.shards}
+
+    def _write_shard(self) -> None:
+        name = f"{self.split}-{len(self.shards):05d}"
+        tokens, documents = self._offsets[-1], len(self._offsets) - 1
+        offsets = np.asarray(self._offsets, dtype="<i8")
+        (self.folder / f"{name}.tokens").write_bytes(_header(tokens, documents) + self._tokens)
+        np.save(self.folder / f"{name}.offsets.npy", offsets)
+        digest = hashlib.sha256(offsets.tobytes() + self._tokens).hexdigest()
+        self.shards.append({"name": name, "documents": documents, "tokens": tokens, "sha256": digest})
+        self._tokens, self._offsets = bytearray(), [0]
+
+
+def _header(tokens: int, documents: int) -> bytes:
+    header = {
+        "vocabulary_hash": vocabulary_hash(),
+        "vocabulary_size": len(VOCABULARY),
+        "dtype": DTYPE.name,
+        "tokens": tokens,
+        "documents": documents,
+    }
+    return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """One split of a corpus, memory-mapped. ``lengths[i]`` is the number of tokens of document i, shape [documents], int64."""
+
+    manifest: dict
+    lengths: np.ndarray
+    _tokens: list[np.ndarray]  # per shard, uint8 or uint16
+    _offsets: list[np.ndarray]  # per shard, [documents + 1], int64
+    _first: np.ndarray  # number of a shard's first document, [shards]
+
+    @classmethod
+    def open(cls, folder: Path | str, split: str) -> Corpus:
+        """Open ``train`` or ``validation``. Raises UserError for a missing, damaged or foreign corpus; token bytes are not hashed."""
+        folder = Path(folder)
+        manifest = _read_manifest(folder, split)
+        shards = [_open_shard(folder, shard) for shard in manifest["splits"][split]["shards"]]
+        lengths = [np.diff(offsets) for _, offsets in shards]
+        return cls(
+            manifest=manifest,
+            lengths=np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64),
+            _tokens=[tokens for tokens, _ in shards],
+            _offsets=[offsets for _, offsets in shards],
+            _first=np.cumsum([0, *map(len, lengths)])[:-1],
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def document(self, index: int) -> np.ndarray:
+        """Token ids of a document, a view of the file. Raises IndexError outside 0..len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        shard = int(np.searchsorted(self._first, index, side="right")) - 1
+        offsets, place = self._offsets[shard], index - int(self._first[shard])
+        return self._tokens[shard][offsets[place] : offsets[place + 1]]
+
+
+def _read_manifest(folder: Path, split: str) -> dict:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{folder}: no corpus here ({MANIFEST} is missing); build it again") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); build the corpus again") from error
+    if manifest["vocabulary_hash"] != vocabulary_hash():
+        raise UserError(
+            f"{path}: written with the vocabulary {manifest['vocabulary_hash']} of {manifest['vocabulary_size']} tokens, "
+            f"expected {vocabulary_hash()} of {len(VOCABULARY)}; build the corpus again"
+        )
+    if split not in manifest["splits"]:
+        raise UserError(f"{path}: no split {split!r}; expected one of {', '.join(manifest['splits'])}")
+    return manifest
+
+
+def _open_shard(folder: Path, shard: dict) -> tuple[np.ndarray, np.ndarray]:
+    path = folder / f"{shard['name']}.tokens"
+    expected_bytes = HEADER_BYTES + shard["tokens"] * DTYPE.itemsize
+    if not path.is_file() or path.stat().st_size != expected_bytes:
+        found = f"{path.stat().st_size:,} bytes" if path.is_file() else "no file"
+        raise UserError(f"{path}: {found}, expected {expected_bytes:,} bytes; build the corpus again")
+    with path.open("rb") as file:
+        if file.read(HEADER_BYTES) != _header(shard["tokens"], shard["documents"]):
+            raise UserError(f"{path}: its header does not fit the manifest; build the corpus again")
+    offsets_path = folder / f"{shard['name']}.offsets.npy"
+    try:
+        offsets = np.load(offsets_path)
+    except (FileNotFoundError, EOFError, ValueError) as error:
+        raise UserError(f"{offsets_path}: missing or damaged ({error}); build the corpus again") from error
+    if len(offsets) != shard["documents"] + 1 or offsets[0] != 0 or offsets[-1] != shard["tokens"] or (np.diff(offsets) <= 0).any():
+        raise UserError(f"{offsets_path}: its offsets do not fit the manifest; build the corpus again")
+    return np.memmap(path, dtype=DTYPE, mode="r", offset=HEADER_BYTES), offsets

@@ -1,0 +1,168 @@
+"""Sampling a policy on puzzles, and the evaluation folder made of it: ``samples.parquet``, ``passk.csv``, ``rates.csv``, ``evaluation.json``.
+
+``python -m chessrl.evaluate parent=RUN evaluate.split=...``: see ``--help``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from chessrl import notation, world
+from chessrl.checkpoint import load_model, replace_folder, write_json
+from chessrl.config import Config
+from chessrl.environment import Environment
+from chessrl.errors import UserError
+from chessrl.launch import launch
+from chessrl.model import Transformer
+from chessrl.puzzles import Puzzle, prompt_tokens
+from chessrl.run import digest, identity_of, read_summary, resolve_device
+from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
+from chessrl.statistics import passk_table, rates_table
+from chessrl.verifier import environment_of
+
+
+def sample_policy(
+    model: Transformer, environment: Environment, puzzles: Sequence[Puzzle], state: str, samples: int, settings: SamplingSettings, batch: int,
+    description: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """The samples table (design of ``samples.parquet``): ``samples`` episodes of every puzzle, about ``batch`` sequences at a time."""
+    prompts = [prompt_tokens(puzzle, state, think=settings.protocol == "think") for puzzle in puzzles]
+    order = sorted(range(len(puzzles)), key=lambda index: len(prompts[index]))  # prompts of like length together: less padding
+    per_batch = max(1, batch // samples)
+    tables = []
+    starts = range(0, len(order), per_batch)
+    for start in tqdm(starts, desc=description, unit="batch", disable=description is None, mininterval=1.0):
+        chosen = order[start : start + per_batch]
+        result = rollout(model, environment, chosen, [prompts[index] for index in chosen], samples, settings)
+        tables.append(_table(result, [puzzles[index] for index in chosen], samples, settings))
+    return pd.concat(tables).sort_values(["puzzle", "sample"], ignore_index=True)
+
+
+def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: SamplingSettings) -> pd.DataFrame:
+    repeated = [puzzle for puzzle in puzzles for _ in range(samples)]
+    outcomes = [OUTCOMES[code] for code in result.outcome.tolist()]
+    sampled = result.policy.sum(1)
+    closing = (result.outcome != OUTCOMES.index("no_end_think")).long() if settings.protocol == "think" else 0  # the token </T>
+    return pd.DataFrame(
+        {
+            "puzzle": [puzzle.id for puzzle in repeated],
+            "split": [puzzle.split for puzzle in repeated],
+            "bin": [puzzle.bin for puzzle in repeated],
+            "sample": [settings.first_sample + sample for _ in puzzles for sample in range(samples)],
+            "tokens": sampled.tolist(),
+            "solved": result.solved.tolist(),
+            "solved_strict": result.strict.tolist(),
+            "solved_by_line": result.by_line.tolist(),
+            "first_move": first_moves(result, settings.protocol),
+            "legal": result.legal.tolist(),
+            "format": result.well_formed.tolist(),
+            "truncated": [outcome == "no_end_think" for outcome in outcomes],
+            "failure": ["" if outcome == "solved" else outcome for outcome in outcomes],
+            "trace_length": result.trace_lengths.tolist(),
+            "answer_length": (result.lengths - result.trace_lengths - closing).tolist(),
+            "logprob": result.logprobs.double().sum(1).tolist(),
+            "entropy": (result.entropies.double().sum(1) / sampled.clamp(min=1)).tolist(),
+        }
+    )
+
+
+def first_moves(result: Rollout, protocol: str) -> list[str]:
+    """Text of each episode's first move as it was written, without ``<call_env>``; empty where no answer was begun."""
+    texts = []
+    for tokens, policy, length, thought in zip(
+        result.tokens.tolist(), result.policy.tolist(), result.lengths.tolist(), result.trace_lengths.tolist()
+    ):
+        move = []
+        for place in range(thought + 1 if protocol == "think" else 0, length):
+            if not policy[place] or tokens[place] == notation.CALL_ENV:
+                break
+            move.append(tokens[place])
+        texts.append(notation.to_text(move))
+    return texts
+
+
+# ---- command ----------------------------------------------------------------------------------------------------------------------------
+
+
+def protocol_of(config: Config, parent: dict[str, Any]) -> str:
+    """``auto``: game for a pretrained policy, which never saw ``<call_env>``; else what the policy was trained with."""
+    if config.evaluate.protocol != "auto":
+        return config.evaluate.protocol
+    if parent["stage"] == "pretrain":
+        return "game"
+    return "think" if parent["traces"] else "answer"
+
+
+def evaluation_folder(config: Config) -> Path:
+    """Where the evaluation of ``config.parent`` under ``config.evaluate`` goes: its name hashes all that changes its numbers."""
+    parent = read_summary(Path(config.parent))
+    settings = replace(config.evaluate, protocol=protocol_of(config, parent))
+    identity = {"evaluate": identity_of(settings), "puzzles": world.puzzle_hash(config), "state": config.world.state, "precision": config.run.precision}
+    if settings.verifier == "engine":
+        identity["engine"] = identity_of(config.engine)
+    return Path(config.parent) / "evaluations" / digest(identity)
+
+
+def evaluate(config: Config) -> int:
+    """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
+    if not config.parent:
+        raise UserError("parent is empty: give the run directory of the policy to evaluate (parent=outputs/rl-...)")
+    directory, settings = Path(config.parent), config.evaluate
+    parent = read_summary(directory)
+    folder = evaluation_folder(config)
+    if (folder / "evaluation.json").exists():
+        print(f"evaluate: {folder} is finished, skipped", flush=True)
+        return 0
+    if max(settings.ks) > settings.samples:
+        raise UserError(f"evaluate.ks={settings.ks}: pass@{max(settings.ks)} needs at least as many samples, evaluate.samples={settings.samples}")
+    protocol = protocol_of(config, parent)
+    model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
+    puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
+    environment = environment_of(config, puzzles, settings.verifier).to(model.device)
+    sampling = SamplingSettings(
+        protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
+    )
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
+    samples = sample_policy(model, environment, puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
+    labels = {
+        "run": parent["run_id"],
+        "stage": parent["stage"],
+        "step": parent.get("step", 0),
+        "split": settings.split,
+        "protocol": protocol,
+        "spelling": settings.spelling,
+        "verifier": settings.verifier,
+        "temperature": settings.temperature,
+        "thinking_budget": settings.thinking_budget,
+        "seed": settings.seed,
+    }
+    write_evaluation(folder, samples, labels, settings.ks, asdict(settings))
+    print(f"evaluate: {folder}", flush=True)
+    return 0
+
+
+def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], settings: dict[str, Any]) -> None:
+    """Write the folder beside its place and move it there whole."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)
+    passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
+    rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
+    n_samples = int(samples.groupby("puzzle").size().iloc[0])
+    write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique(), "settings": settings})
+    replace_folder(temporary, folder)
+
+
+if __name__ == "__main__":
+    launch("evaluate", evaluate)

@@ -1,0 +1,111 @@
+"""From the command line to a typed Config: Hydra composes, this module checks and turns every mistake into one line.
+
+Every command shares one schema (``chessrl.config.Config``) and one folder of presets (``conf/``); ``-m`` makes a sweep of any of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from chessrl.config import Config
+from chessrl.errors import UserError
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+USER_ERROR_STATUS = 2
+
+ConfigStore.instance().store(name="schema", node=Config)
+
+
+def launch(name: str, work: Callable[[Config], int | None]) -> None:
+    """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
+    arguments = sys.argv[1:]
+    if not any(argument.startswith("-") for argument in arguments):
+        try:
+            compose(name, arguments)
+        except UserError as error:
+            fail(error)
+    statuses: list[int] = []
+
+    def job(config: DictConfig) -> None:
+        try:
+            statuses.append(work(typed(config)) or 0)
+        except UserError as error:
+            fail(error)
+
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+    sys.exit(max(statuses, default=0))
+
+
+def fail(error: UserError) -> None:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    sys.exit(USER_ERROR_STATUS)
+
+
+def typed(config: DictConfig) -> Config:
+    """The Config of a composed configuration. Raises UserError on a value of the wrong type."""
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(first_line(error)) from None
+
+
+def compose(name: str, overrides: list[str]) -> Config:
+    """The configuration of a command with the given overrides. Raises UserError, one line with the nearest known key."""
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return typed(hydra.compose(name, overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, overrides)) from None
+
+
+def explain(error: BaseException, overrides: list[str]) -> str:
+    """One line of a composition error: the override at fault and what is allowed."""
+    messages = [str(error)]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        messages.append(str(error))
+    text = " ".join(" ".join(messages).split())
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    choices = re.search(r"Could not find '([^']+)' Available options in '([^']+)': (.+?)(?: Config search path|$)", text)
+    if choices:
+        wanted, group, known = choices.groups()
+        return f"{group}={wanted.split('/')[-1]}: no such preset; known are {', '.join(known.split())}"
+    value_fault = re.search(r"(Value '[^']*' .*?)(?: full_key: (\S+))", text)
+    if value_fault:
+        message, key = value_fault.groups()
+        given = next((override for override in overrides if override.lstrip("+~").startswith(f"{key}=")), key)
+        hint = "; write integers in digits, with _ to group them (100_000_000)" if "Integer" in message else ""
+        return f"{given}: {message}{hint}"
+    if unknown:
+        key = unknown.group(1)
+        near = difflib.get_close_matches(key, known_keys(Config), n=1, cutoff=0.5) or difflib.get_close_matches(
+            key.split(".")[-1], [known.split(".")[-1] for known in known_keys(Config)], n=1
+        )
+        return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "; python -m chessrl --cfg job prints them all")
+    return first_line(error)
+
+
+def known_keys(section: type, prefix: str = "") -> list[str]:
+    """Dotted paths of all keys of a config dataclass."""
+    keys = []
+    for field in fields(section):
+        default = field.default_factory() if callable(field.default_factory) else None
+        keys.append(prefix + field.name)
+        if is_dataclass(default):
+            keys += known_keys(type(default), f"{prefix}{field.name}.")
+    return keys
+
+
+def first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

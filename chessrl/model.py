@@ -1,0 +1,263 @@
+"""The transformer: Qwen3 architecture with Hugging Face's parameter names, so that export is a plain copy of the state dict.
+
+Two ways through it, one set of weights: ``forward(tokens)`` over whole right-padded sequences (training, scoring, prefill) and
+``decode(tokens, cache)`` over one new token per sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chessrl.config import ModelConfig
+from chessrl.errors import UserError
+
+ROPE_THETA = 1e6
+NORM_EPSILON = 1e-6
+LOG_RATIO_LIMIT = 20.0
+
+
+class KVCache:
+    """Keys and values of B sequences in shared slots: sequence b occupies slots ``start[b]`` to ``end - 1`` (left-padded), so that every
+    sequence writes its next token to slot ``end``.
+    """
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], start: Tensor, end: int):
+        self.keys = keys  # per layer (B, kv_heads, slots, head_dim)
+        self.values = values
+        self.start = start  # (B,)
+        self.end = end
+
+    def select(self, rows: Tensor) -> KVCache:
+        """The cache of the given sequences, in that order; rows may repeat (a group shares its prompt's prefill)."""
+        return KVCache([k[rows] for k in self.keys], [v[rows] for v in self.values], self.start[rows], self.end)
+
+    def grow(self, slots: int) -> None:
+        """Make room for ``slots`` in all."""
+        extra = slots - self.keys[0].shape[2]
+        if extra > 0:
+            self.keys = [F.pad(k, (0, 0, 0, extra)) for k in self.keys]
+            self.values = [F.pad(v, (0, 0, 0, extra)) for v in self.values]
+
+
+def rotary_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of shape (*positions.shape, head_dim), half-split convention (as in transformers and vLLM)."""
+    frequency = ROPE_THETA ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    angle = positions.float()[..., None] * frequency
+    return torch.cat([angle.cos(), angle.cos()], -1), torch.cat([angle.sin(), angle.sin()], -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPSILON)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.q_proj = nn.Linear(config.hidden, config.heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
+        self.q_norm = RMSNorm(config.head_dim)
+        self.k_norm = RMSNorm(config.head_dim)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, heads, T, head_dim), keys and values (B, kv_heads, T, head_dim); cos and sin broadcast over heads."""
+        batch, length, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(batch, length, self.heads, self.head_dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.project(x, cos, sin)
+        attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype), is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), k, v
+
+    def decode(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, end: int, mask: Tensor | None) -> Tensor:
+        q, k, v = self.project(x, cos, sin)
+        keys[:, :, end : end + 1] = k
+        values[:, :, end : end + 1] = v
+        # Query heads that share a key head are this key head's queries: no expanded copy of the cache is made.
+        q = q.view(x.shape[0], self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+        attended = F.scaled_dot_product_attention(q, keys[:, :, : end + 1], values[:, :, : end + 1], attn_mask=mask)
+        return self.o_proj(attended.reshape(x.shape[0], 1, self.heads * self.head_dim))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.up_proj = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.down_proj = nn.Linear(config.ffn, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden)
+        self.mlp = FeedForward(config)
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden)
+
+
+class Transformer(nn.Module):
+    """Decoder-only language model. ``precision`` "bf16" computes under autocast with fp32 weights."""
+
+    def __init__(self, config: ModelConfig, precision: str = "fp32"):
+        super().__init__()
+        if config.heads % config.kv_heads:
+            raise UserError(f"model.heads={config.heads} must be a multiple of model.kv_heads={config.kv_heads}")
+        self.config = config
+        self.precision = precision
+        self.model = Trunk(config)
+        self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, vocabulary) of right-padded sequences (B, T): causal attention needs no mask for padding on the right."""
+        return self._run(tokens, None)
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache]:
+        """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the left-padded cache."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        logits = self._run(tokens, kept)
+        batch, length = tokens.shape
+        start = length - lengths
+        slots = (torch.arange(length, device=tokens.device)[None] - start[:, None]).clamp(min=0)  # slot -> position, any where padded
+        index = slots[:, None, :, None]
+        keys = [k.gather(2, index.expand_as(k)) for k, _ in kept]
+        values = [v.gather(2, index.expand_as(v)) for _, v in kept]
+        last = logits[torch.arange(batch, device=tokens.device), lengths - 1]
+        return last, KVCache(keys, values, start, length)
+
+    def _run(self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None) -> Tensor:
+        cos, sin = rotary_tables(torch.arange(tokens.shape[1], device=tokens.device), self.config.head_dim)
+        with self._autocast():
+            x = self.model.embed_tokens(tokens)
+            for layer in self.model.layers:
+                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin)
+                x = x + attended
+                x = x + layer.mlp(layer.post_attention_layernorm(x))
+                if kept is not None:
+                    kept.append((k, v))
+            return self.lm_head(self.model.norm(x))
+
+    def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
+        end = cache.end
+        if end >= cache.keys[0].shape[2]:
+            cache.grow(2 * (end + 1))
+        cos, sin = rotary_tables(end - cache.start, self.config.head_dim)
+        cos, sin = cos[:, None, None], sin[:, None, None]
+        mask = (torch.arange(end + 1, device=tokens.device)[None] >= cache.start[:, None])[:, None, None]
+        with self._autocast():
+            x = self.model.embed_tokens(tokens)[:, None]
+            for layer, keys, values in zip(self.model.layers, cache.keys, cache.values):
+                x = x + layer.self_attn.decode(layer.input_layernorm(x), cos, sin, keys, values, end, mask)
+                x = x + layer.mlp(layer.post_attention_layernorm(x))
+            logits = self.lm_head(self.model.norm(x))[:, 0]
+        cache.end = end + 1
+        return logits
+
+
+def build_model(config: ModelConfig, *, seed: int, precision: str = "fp32", device: str | torch.device = "cpu") -> Transformer:
+    """A model with seeded initial weights: normal with standard deviation 0.02, residual outputs scaled by 1/sqrt(2 layers) (GPT-2)."""
+    model = Transformer(config, precision)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            deviation = 0.02 / math.sqrt(2 * config.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            with torch.no_grad():
+                parameter.normal_(0.0, deviation, generator=generator)
+    return model.to(device)
+
+
+# ---- log-probabilities ----------------------------------------------------------------------------------------------------------------
+
+
+def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
+    """The fp32 logits that are sampled from and scored: temperature is applied here and nowhere else."""
+    return logits.float() / temperature
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities (nats) of ``targets`` (...) under ``logits`` (..., vocabulary): gather, then logsumexp, in fp32."""
+    scaled = scaled_logits(logits, temperature)
+    return scaled.gather(-1, targets[..., None]).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy (nats) of each next-token distribution, shape (...) for logits (..., vocabulary)."""
+    logprobs = scaled_logits(logits, temperature).log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Parameters of a model and the floating-point operations of its passes. ``flops_*`` count a multiply-add as two."""
+
+    parameters: int
+    parameters_without_embeddings: int  # without embed_tokens and lm_head: the N of 6NT
+    attention_per_token_pair: int  # forward operations per (query, key) pair: 4 x layers x heads x head_dim
+
+    @staticmethod
+    def of(config: ModelConfig) -> Cost:
+        with torch.device("meta"):
+            model = Transformer(config)
+        parameters = sum(p.numel() for p in model.parameters())
+        tables = model.model.embed_tokens.weight.numel() + model.lm_head.weight.numel()
+        return Cost(parameters, parameters - tables, 4 * config.layers * config.heads * config.head_dim)
+
+    def forward_flops(self, tokens: int) -> int:
+        """2N per token."""
+        return 2 * self.parameters_without_embeddings * tokens
+
+    def attention_flops(self, pairs: int) -> int:
+        """Forward attention over ``pairs`` of (query, visible key): a causal document of n tokens has n (n + 1) / 2."""
+        return self.attention_per_token_pair * pairs
+
+    def training_flops(self, tokens: int) -> int:
+        """6NT: forward, and backward at twice its cost."""
+        return 3 * self.forward_flops(tokens)
+
+
+def causal_pairs(lengths: Tensor) -> int:
+    """(query, key) pairs of causal documents of the given lengths."""
+    lengths = lengths.to(torch.int64)
+    return int((lengths * (lengths + 1) // 2).sum())

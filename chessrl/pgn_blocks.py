@@ -1,0 +1,237 @@
+"""From PGN text to screened games: one block of text per game, judged by its headers and movetext before any move is parsed.
+
+Screening leaves only what both move parsers read alike: the SAN moves of the main line, without comments, variations, glyphs or numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import chess
+
+RESULTS = ("1-0", "0-1", "1/2-1/2")
+TIME_CLASSES = ("ultrabullet", "bullet", "blitz", "rapid", "classical", "correspondence")
+_LONGEST_SECONDS = (29, 179, 479, 1499)  # Lichess: initial time + 40 increments, for ultrabullet, bullet, blitz, rapid
+_STANDARD_VARIANTS = ("", "standard", "chess", "normal", "from position")
+_BROKEN_OFF = ("abandoned", "unterminated", "rules infraction")
+
+_HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]|\\.)*)"\s*\]')
+_COMMENT = re.compile(r"\{[^}]*\}|;[^\n]*")
+_ESCAPED_LINE = re.compile(r"^%.*$", re.MULTILINE)
+_VARIATION = re.compile(r"\([^()]*\)")
+_NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|[!?]+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
+_MOVE_NUMBER = re.compile(r"(?<!\S)(\d+)\s*\.")
+_NULL_MOVES = frozenset(("--", "Z0", "0000", "@@@@", "null", "pass"))
+_SAN = r"(?:[KQRBN][a-h]?[1-8]?x?[a-h][1-8]|(?:[a-h]x)?[a-h](?:[2-7]|[18]=[QRBN])|O-O(?:-O)?)[+#]?"
+_MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*")
+_BARE_PROMOTION = re.compile(r"((?:[a-h]x)?[a-h][18])([QRBN][+#]?)")
+
+
+class Block(NamedTuple):
+    """The text of one game as it stands in a file; bytes, since a file may hold games in several encodings."""
+
+    headers: list[bytes]
+    movetext: list[bytes]
+    closed: bool  # False: a comment was still open where the next game began
+
+
+@dataclass(frozen=True, slots=True)
+class GameFilters:
+    """Which games are kept. Ratings are inclusive and hold for each player whose rating is known."""
+
+    exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")
+    min_plies: int = 10
+    rated_only: bool = True  # leaves out games whose Event says casual or unrated; over-the-board events say neither
+    min_rating: int | None = None
+    max_rating: int | None = None
+    standard_start: bool = True
+    terminated: bool = True  # asks for a decided result that ends the movetext and agrees with the header
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenedGame:
+    """A game that passed the screen, its moves still in SAN."""
+
+    start_fen: str | None
+    san: tuple[str, ...]
+    result: str
+    white_elo: int | None
+    black_elo: int | None
+    time_class: str
+    site: str
+
+
+def split_blocks(lines: Iterable[bytes]) -> Iterator[Block]:
+    """Blocks of a file. Movetext ends at a blank line outside a comment, or at a header line; headers alone make a block of their own."""
+    headers: list[bytes] = []
+    movetext: list[bytes] = []
+    in_comment = headers_ended = False
+    for line in lines:
+        is_blank, is_header = not line.strip(), line.startswith(b"[") and not in_comment
+        starts_game = line.startswith(b"[Event ")  # even inside a comment that nobody closed: it must not swallow the file
+        if movetext and (starts_game or is_header or (is_blank and not in_comment)):
+            yield Block(headers, movetext, not in_comment)
+            headers, movetext, in_comment, headers_ended = [], [], False, False
+        elif headers and is_header and not movetext and (headers_ended or starts_game):
+            yield Block(headers, [], True)
+            headers, headers_ended = [], False
+        if is_blank:
+            headers_ended = bool(headers)
+        elif starts_game or is_header:
+            headers.append(line)
+        else:
+            in_comment = _comment_stays_open(line, in_comment)
+            movetext.append(line)
+    if headers or movetext:
+        yield Block(headers, movetext, not in_comment)
+
+
+def _comment_stays_open(line: bytes, is_open: bool) -> bool:
+    """Whether a brace comment is open after the line; braces do not nest, and a ``;`` outside them hides the rest of the line."""
+    place = 0
+    while True:
+        if is_open:
+            place = line.find(b"}", place) + 1
+            if not place:
+                return True
+            is_open = False
+        else:
+            brace = line.find(b"{", place)
+            if brace < 0 or line.find(b";", place, brace) >= 0:
+                return False
+            place, is_open = brace + 1, True
+
+
+def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
+    """The game with its SAN moves, or the reason why it is left out. Moves are well-formed afterwards, not yet known to be legal."""
+    try:
+        headers = _headers(b"\n".join(block.headers).decode("utf-8"))
+        movetext = b"\n".join(block.movetext).decode("utf-8")
+    except UnicodeDecodeError:
+        return "not_utf8"
+    if not block.closed:
+        return "comment_not_closed"
+    if not block.movetext:
+        return "headers_without_moves"
+    time_class = time_class_of(headers)
+    reason = _header_fault(headers, time_class, filters)
+    if reason:
+        return reason
+    start_fen = headers.get("FEN")
+    if start_fen is not None or headers.get("SetUp") == "1":
+        start_fault = _start_fault(start_fen, filters)
+        if start_fault:
+            return start_fault
+        start_fen = None if _is_standard(start_fen) else chess.Board(start_fen).fen(en_passant="fen")
+    san, result, fault = _main_line(movetext, headers.get("Result", "*"), start_fen is None, filters)
+    if fault:
+        return fault
+    white_elo, black_elo = _elo(headers, "WhiteElo"), _elo(headers, "BlackElo")
+    return ScreenedGame(start_fen, san, result, white_elo, black_elo, time_class, headers.get("Site", ""))
+
+
+def _headers(text: str) -> dict[str, str]:
+    return dict(_HEADER.findall(text))
+
+
+def time_class_of(headers: dict[str, str]) -> str:
+    """One of TIME_CLASSES or ``unknown``: from TimeControl (seconds + increment) by Lichess's bounds, else from the words of Event."""
+    control = headers.get("TimeControl", "")
+    initial, _, increment = control.partition("+")
+    if initial.isdecimal() and (increment.isdecimal() or not increment):
+        seconds = int(initial) + 40 * int(increment or 0)
+        return TIME_CLASSES[sum(seconds > longest for longest in _LONGEST_SECONDS)]
+    event = headers.get("Event", "").lower()
+    for name in TIME_CLASSES:  # ultrabullet before bullet, which it contains
+        if name in event:
+            return name
+    return "correspondence" if control == "-" else "unknown"
+
+
+def _elo(headers: dict[str, str], name: str) -> int | None:
+    text = headers.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) else None
+
+
+def _header_fault(headers: dict[str, str], time_class: str, filters: GameFilters) -> str | None:
+    if headers.get("Variant", "").lower() not in _STANDARD_VARIANTS:
+        return "variant"
+    if time_class in filters.exclude_time_classes:
+        return f"time_class_{time_class}"
+    event = headers.get("Event", "").lower()
+    if filters.rated_only and ("casual" in event or "unrated" in event):
+        return "unrated"
+    if filters.terminated and headers.get("Termination", "").lower() in _BROKEN_OFF:
+        return "broken_off"
+    ratings = [rating for rating in (_elo(headers, "WhiteElo"), _elo(headers, "BlackElo")) if rating is not None]
+    if filters.min_rating is not None and any(rating < filters.min_rating for rating in ratings):
+        return "rating_too_low"
+    if filters.max_rating is not None and any(rating > filters.max_rating for rating in ratings):
+        return "rating_too_high"
+    return None
+
+
+def _start_fault(fen: str | None, filters: GameFilters) -> str | None:
+    """Why a game with a start position of its own is left out, or None. A FEN of the standard start counts as the standard start."""
+    if fen is None or len(fen.split()) < 4:
+        return "bad_fen"
+    try:
+        board = chess.Board(fen)
+    except ValueError:
+        return "bad_fen"
+    if board.has_chess960_castling_rights():
+        return "variant"
+    if not board.is_valid():
+        return "bad_fen"
+    if filters.standard_start and not _is_standard(fen):
+        return "set_up_position"
+    return None
+
+
+def _is_standard(fen: str) -> bool:
+    return fen.split()[:4] == chess.STARTING_FEN.split()[:4]
+
+
+def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[tuple[str, ...], str, str | None]:
+    """SAN moves, result, and the reason to leave the game out, if any."""
+    text = _without_asides(movetext)
+    first_number = _MOVE_NUMBER.search(text)
+    if from_start and first_number and first_number.group(1) not in ("0", "1"):
+        return (), "", "second_part_of_a_split_game"
+    words = _san_words(text)
+    closing = words.pop() if words and words[-1] in (*RESULTS, "*") else None
+    result = closing or header_result
+    if filters.terminated and (closing is None or result not in RESULTS):
+        return (), "", "not_terminated"
+    if closing in RESULTS and header_result in RESULTS and closing != header_result:
+        return (), "", "results_disagree"
+    if len(words) < max(filters.min_plies, 1):
+        return (), "", "too_few_plies"
+    if any(word in _NULL_MOVES for word in words):
+        return (), "", "null_move"
+    if not _MAIN_LINE.fullmatch(" ".join(words)):
+        return (), "", "unreadable_movetext"
+    return tuple(words), result, None
+
+
+def _san_words(text: str) -> list[str]:
+    """Moves and the result, without numbers and glyphs, in the spelling that both parsers know."""
+    words = [word for word in text.split() if not (word[-1] == "." and word[:-1].isdecimal())]
+    if _MAIN_LINE.fullmatch(" ".join(words[:-1])):
+        return words  # as Lichess writes it: nothing to mend, and this is the hot path
+    words = _NUMBER_OR_GLYPH.sub(" ", text).replace("0-0", "O-O").replace("O-0", "O-O").replace("++", "+").split()
+    return [f"{bare[1]}={bare[2]}" if (bare := _BARE_PROMOTION.fullmatch(word)) else word for word in words]
+
+
+def _without_asides(movetext: str) -> str:
+    """Movetext without comments, escaped lines and variations; an unbalanced parenthesis stays, and fails the main line."""
+    if "%" in movetext and ("\n%" in movetext or movetext.startswith("%")):
+        movetext = _ESCAPED_LINE.sub("", movetext)
+    if "{" in movetext or ";" in movetext:
+        movetext = _COMMENT.sub(" ", movetext)
+    while "(" in movetext and (shorter := _VARIATION.sub(" ", movetext)) != movetext:
+        movetext = shorter
+    return movetext

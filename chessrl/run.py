@@ -1,0 +1,192 @@
+"""A run directory: its identity, status, metrics, state and signals.
+
+The directory's name is ``STAGE-HASH`` of everything that changes results, so the same configuration means "resume or skip". ``status.json`` is
+the only marker; it is written last and atomically.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from chessrl.checkpoint import load_newest_state, save_state, write_atomically, write_json
+from chessrl.config import Config, ModelConfig
+from chessrl.errors import UserError
+from chessrl.model import Cost
+
+RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its state is saved. ``number`` is the signal's."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+# ---- identity ---------------------------------------------------------------------------------------------------------------------------
+
+
+def identity_of(section: Any) -> dict[str, Any]:
+    """The keys of a config section that change results: ``local`` ones and ``neutral`` ones at their default are left out."""
+    kept: dict[str, Any] = {}
+    for field in fields(section):
+        value = getattr(section, field.name)
+        kind = field.metadata.get("identity")
+        if kind == "local" or (kind == "neutral" and value == field.default):
+            continue
+        kept[field.name] = identity_of(value) if is_dataclass(value) else value
+    return kept
+
+
+def digest(value: Any) -> str:
+    """12 hex digits of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` takes CUDA, then MPS, then the CPU. Raises UserError for a device that is not there."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available.get(name, False):
+        raise UserError(f"run.device={name}: not available here; use one of auto, {', '.join(kind for kind in available if available[kind])}")
+    return torch.device(name)
+
+
+def code_version() -> str:
+    """Version of the installed package."""
+    return importlib.metadata.version("chessrl")
+
+
+def finished(directory: Path) -> bool:
+    status = directory / "status.json"
+    return status.exists() and json.loads(status.read_text())["state"] == "completed"
+
+
+# ---- the run ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One stage's run directory, open for work. Use as a context manager: leaving it writes the status."""
+
+    def __init__(self, stage: str, config: Config, identity: dict[str, Any]):
+        self.stage, self.config, self.identity = stage, config, identity
+        self.run_id = f"{stage}-{digest(identity)}"
+        self.directory = Path(config.outputs) / self.run_id
+        if config.run.rerun:
+            attempts = (Path(config.outputs) / f"{self.run_id}-{number}" for number in range(2, 10**6))
+            self.directory = next(attempt for attempt in attempts if not finished(attempt))
+            self.run_id = self.directory.name
+        self.device = resolve_device(config.run.device)
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
+        self._stop: int | None = None
+        self._saved = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        return finished(self.directory)
+
+    def __enter__(self) -> Run:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.directory / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.directory} is being worked on by another process: wait for it, or use another outputs=") from None
+        resolved = OmegaConf.to_yaml(OmegaConf.structured(self.config), resolve=True)
+        write_atomically(self.directory / "config.yaml", resolved.encode())
+        self._write_status("running")
+        self._handlers = {number: signal.signal(number, self._note_signal) for number in STOP_SIGNALS}
+        self._metrics = (self.directory / "metrics.jsonl").open("ab")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._metrics.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if error is None:
+            self._write_status("completed")
+        elif isinstance(error, Interrupted | KeyboardInterrupt):
+            self._write_status("interrupted", str(error) or "KeyboardInterrupt")
+        else:
+            self._write_status("failed", f"{kind.__name__}: {error}" if kind else str(error))
+            (self.directory / "error.log").write_text("".join(traceback.format_exception(error)))
+        self._lock.close()
+
+    def _write_status(self, state: str, error: str | None = None) -> None:
+        write_json(self.directory / "status.json", {"state": state, "error": error, "code": code_version()})
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop is not None:  # asked twice: leave at once
+            raise KeyboardInterrupt
+        self._stop = number
+        print(f"\n{signal.Signals(number).name}: saving the state, then stopping (once more to stop at once)", file=sys.stderr, flush=True)
+
+    # -- metrics --
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl. A loss that is not finite ends the run."""
+        self._metrics.write((json.dumps({key: _plain(value) for key, value in metrics.items()}) + "\n").encode())
+        self._metrics.flush()
+        if not math.isfinite(float(metrics.get("loss", 0.0))):
+            raise UserError(f"{self.directory}: the loss at step {metrics['step']} is {metrics['loss']}: lower the learning rate or use precision=fp32")
+
+    # -- state --
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        os.fsync(self._metrics.fileno())
+        save_state(self.directory / "state", step, state | {"metrics_bytes": self._metrics.tell()})
+        self._saved = time.monotonic()
+
+    def resume(self) -> dict[str, Any] | None:
+        """The newest whole state, with the metrics cut back to its step; None at a fresh start."""
+        state = load_newest_state(self.directory / "state", torch.device("cpu"))
+        self._metrics.truncate(state["metrics_bytes"] if state else 0)
+        self._metrics.seek(0, os.SEEK_END)
+        return state
+
+    def checkpoint(self, step: int, last: bool, state: Any) -> None:
+        """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end."""
+        settings = self.config.run
+        due = step % settings.checkpoint_steps == 0 or time.monotonic() - self._saved > settings.checkpoint_seconds
+        if due or last or self._stop is not None:
+            self.save(step, state())
+        if self._stop is not None and not last:
+            raise Interrupted(self._stop)
+
+    def summarise(self, model: ModelConfig, parents: dict[str, str], values: dict[str, Any]) -> None:
+        """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values."""
+        cost = Cost.of(model)
+        parameters = {"total": cost.parameters, "without_embeddings": cost.parameters_without_embeddings}
+        content = {"stage": self.stage, "run_id": self.run_id, "parents": parents, "parameters": parameters, "model": asdict(model)}
+        write_json(self.directory / "summary.json", content | {key: _plain(value) for key, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """summary.json of a finished run. Raises UserError where it is missing."""
+    if not finished(directory):
+        raise UserError(f"parent={directory} is not a finished run: give the run directory of a stage that completed")
+    return json.loads((directory / "summary.json").read_text())

@@ -1,0 +1,199 @@
+"""What the training loops share: optimiser, schedule, batches, the language-model loss, progress, and the stage's life from start to summary."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from chessrl import notation
+from chessrl.config import Config, OptimizerConfig
+from chessrl.errors import UserError
+from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
+from chessrl.run import RUN_DIRECTORY_FILE, Interrupted, Run
+
+
+# ---- optimiser --------------------------------------------------------------------------------------------------------------------------
+
+
+def build_optimizer(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Fused AdamW; weight decay on matrices, none on norms."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    norms = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Rate of step 1..steps: linear warm-up, then cosine to ``min_lr_ratio`` or constant."""
+    warmup = round(config.warmup_ratio * steps)
+    if step <= warmup:
+        return config.lr * step / warmup
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule != "cosine":
+        raise UserError(f"optimizer.schedule={config.schedule!r}: expected cosine or constant")
+    progress = (step - warmup) / max(1, steps - warmup)
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def optimizer_step(model: Transformer, optimizer: torch.optim.AdamW, rate: float, clip: float) -> Tensor:
+    """Clip, step, clear the gradients; returns the gradient norm before clipping."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------------------------------
+
+
+def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of range(count), a function of (seed, epoch)."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count)
+
+
+def token_batches(lengths: np.ndarray, batch_tokens: int, seed: int, *, epochs: int = 1, tokens: int | None = None) -> list[np.ndarray]:
+    """The documents of every step, a function of its arguments: about ``batch_tokens`` non-pad tokens each.
+
+    Runs over ``epochs`` shuffled passes; with ``tokens`` it ends with the document that reaches so many in all.
+    """
+    order = np.concatenate([shuffled(len(lengths), seed, epoch) for epoch in range(epochs)])
+    total = np.cumsum(lengths[order])
+    if tokens is not None:
+        order = order[: int(np.searchsorted(total, tokens)) + 1]
+        total = total[: len(order)]
+    step_of = (total - 1) // batch_tokens
+    return np.split(order, np.flatnonzero(np.diff(step_of)) + 1)
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Places grouped by similar length so that each group's padded size (rows x longest) is at most ``budget`` tokens, or one row."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        if groups and (len(groups[-1]) + 1) * lengths[place] <= budget:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def pad(sequences: Sequence[np.ndarray | Sequence[int]], value: int, device: torch.device) -> Tensor:
+    """Right-padded int64 tensor (rows, longest)."""
+    padded = np.full((len(sequences), max(map(len, sequences))), value, np.int64)
+    for row, sequence in enumerate(sequences):
+        padded[row, : len(sequence)] = sequence
+    return torch.from_numpy(padded).to(device)
+
+
+def next_token_logprobs(model: Transformer, tokens: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability (B, T - 1) of each token but the first, given those before it."""
+    return token_logprobs(model(tokens[:, :-1]), tokens[:, 1:], temperature)
+
+
+# ---- counting -----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Counters:
+    """Cumulative cost of a stage. ``flops`` is 6NT with N without embeddings; ``flops_with_attention`` adds the attention products."""
+
+    tokens: int = 0  # non-pad tokens
+    loss_tokens: int = 0
+    flops: int = 0
+    flops_with_attention: int = 0
+
+    def add_training(self, cost: Cost, lengths: Tensor, loss_tokens: int, *, passes: int = 1) -> None:
+        """One optimiser step over documents of the given lengths, each seen ``passes`` times by forward and backward."""
+        tokens = int(lengths.sum())
+        self.tokens += tokens
+        self.loss_tokens += loss_tokens
+        self.add_flops(passes * cost.training_flops(tokens), passes * 3 * cost.attention_flops(causal_pairs(lengths)))
+
+    def add_flops(self, flops: int, attention: int) -> None:
+        self.flops += flops
+        self.flops_with_attention += flops + attention
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+# ---- the stage's life ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TrainingState:
+    """All that a stage needs to go on exactly: everything else is a function of the config and the step."""
+
+    model: Transformer
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counters": self.counters.as_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.counters = Counters(**state["counters"])
+
+
+def run_stage(stage: str, config: Config, identity: dict[str, Any], work: Callable[[Run], None]) -> int:
+    """Skip a finished run, otherwise carry ``work`` out in its directory. Returns the exit status; prints where the run is."""
+    run = Run(stage, config, identity)
+    if RUN_DIRECTORY_FILE in os.environ:
+        Path(os.environ[RUN_DIRECTORY_FILE]).write_text(str(run.directory))
+    if run.finished:
+        print(f"{stage}: {run.directory} is finished, skipped (rerun: run.rerun=true)", flush=True)
+        return 0
+    try:
+        with run:
+            work(run)
+    except Interrupted as stop:
+        print(f"{stage}: {run.directory} {stop}; the same command goes on from there", flush=True)
+        return 128 + stop.number
+    print(f"{stage}: {run.directory} finished", flush=True)
+    return 0
+
+
+def steps_with_progress(run: Run, state: TrainingState, steps: int) -> Iterator[int]:
+    """Steps state.step + 1 .. steps with a bar and its ETA."""
+    return iter(tqdm(range(state.step + 1, steps + 1), initial=state.step, total=steps, desc=run.stage, unit="step", mininterval=1.0))
+
+
+class Stopwatch:
+    """Wall time since the last look: values for ``time/...`` keys, which comparisons leave out."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+
+    def lap(self, tokens: int) -> dict[str, float]:
+        now = time.perf_counter()
+        lap, self.last = now - self.last, now
+        return {"time/wall_s": round(now - self.start, 3), "time/tokens_per_s": round(tokens / lap, 1)}
+
+
+def loss_mask(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """(B, T - 1) bool: targets of a game that carry loss, those after ``</pos>`` (all of a history) and within the document's length."""
+    position = torch.arange(1, tokens.shape[1], device=tokens.device)
+    closing = (tokens == notation.END_POSITION).int()
+    given = torch.where(closing.any(1), closing.argmax(1), 0)
+    return (position > given[:, None]) & (position < lengths[:, None])

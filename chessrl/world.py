@@ -1,0 +1,153 @@
+"""The two worlds behind one door: the corpus to pretrain on and the puzzles of a split, whichever world is configured.
+
+What is made of given files is kept below ``outputs/data`` in folders named by the hash of the files' content and of the keys that shape them,
+so that a second run finds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from chessrl import corpus, endgame
+from chessrl.config import Config, WorldConfig
+from chessrl.corpus import Corpus
+from chessrl.errors import UserError
+from chessrl.games import Game, games_from_table, read_games
+from chessrl.pgn_blocks import GameFilters
+from chessrl.puzzle_splits import split_puzzles
+from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv, save_puzzles, solver_position_keys
+from chessrl.run import digest
+from chessrl.sources import WHERE_TO_GET, ReadReport, file_record
+
+WORLDS = ("endgame", "lichess")
+SHARD_TOKENS = 100_000_000
+EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time makes a data folder; the others wait and then find it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _check(world: WorldConfig) -> None:
+    if world.name not in WORLDS:
+        raise UserError(f"world.name={world.name!r}: expected one of {', '.join(WORLDS)}")
+    if world.name == "lichess":
+        for key in ("games", "puzzles"):
+            if not getattr(world, key):
+                raise UserError(f"world.{key} is empty. {WHERE_TO_GET[f'world.{key}']}")
+
+
+def _sources(paths: list[str], key: str) -> list[dict]:
+    for path in paths:
+        if not Path(path).is_file():
+            raise UserError(f"{key}={path}: no such file. {WHERE_TO_GET[key]}")
+    return [{key: value for key, value in file_record(Path(path)).items() if key != "name"} for path in paths]
+
+
+# ---- puzzles ----------------------------------------------------------------------------------------------------------------------------
+
+
+def puzzle_table(config: Config) -> Path:
+    """The puzzle table of the world: packaged, or made of Lichess files once."""
+    world = config.world
+    _check(world)
+    if world.name == "endgame":
+        return endgame.PACK / endgame.PUZZLES_FILE
+    sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
+    key = digest([_sources(world.puzzles, "world.puzzles"), sizes, world.seed])
+    path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
+    with _locked(path):
+        if not path.exists():
+            report = ReadReport()
+            filters = PuzzleFilters(verify=True)
+            puzzles = [puzzle for source in world.puzzles for puzzle in read_lichess_csv(source, filters, report)]
+            print(f"puzzles: {report.summary()}", flush=True)
+            splitting = ReadReport()
+            chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
+            print(f"puzzle splits: {splitting.summary()}", flush=True)
+            save_puzzles(chosen, path)
+    return path
+
+
+def puzzles_of_split(config: Config, split: str, bins: Iterable[str] = ()) -> list[Puzzle]:
+    """The puzzles of one split, of some bins where given. Raises UserError on an unknown split or when none is left."""
+    if split not in SPLITS:
+        raise UserError(f"split={split!r}: expected one of {', '.join(SPLITS)}")
+    puzzles = load_puzzles(puzzle_table(config), split, list(bins) or None)
+    if not puzzles:
+        raise UserError(f"no puzzle in split {split}" + (f" and bins {', '.join(bins)}" if bins else "") + ": check world.* and the bins")
+    return puzzles
+
+
+def puzzle_hash(config: Config) -> str:
+    """What stands for the puzzles in a run's identity."""
+    return hashlib.sha256(puzzle_table(config).read_bytes()).hexdigest()[:16]
+
+
+# ---- games ------------------------------------------------------------------------------------------------------------------------------
+
+
+def corpus_folder(config: Config) -> Path:
+    """The token shards of the world's games, made once. No game passes through a position in which a puzzle's solver is asked."""
+    world = config.world
+    _check(world)
+    table = puzzle_table(config)
+    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else world.games, "world.games")
+    shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
+    folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
+    with _locked(folder):
+        if not (folder / corpus.MANIFEST).exists():
+            _build_corpus(world, table, folder)
+    return folder
+
+
+def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
+    report = ReadReport()
+    games, total = _endgame_games() if world.name == "endgame" else (_lichess_games(world, report), None)
+    games = islice(games, world.max_games)
+    blocked = {solver_position_keys(puzzle)[0] for puzzle in load_puzzles(table)}
+    progress = tqdm(games, desc="games to tokens", unit="game", total=min(total or world.max_games or 0, world.max_games or total or 0) or None)
+    manifest = corpus.build_corpus(
+        progress,
+        folder,
+        state=world.state,
+        context=world.context,
+        seed=world.seed,
+        validation_share=world.validation_share,
+        shard_tokens=SHARD_TOKENS,
+        blocked=blocked,
+        reading=report if report.files else None,
+    )
+    counts = manifest["splits"]["train"]
+    dropped = ", ".join(f"{reason} {count:,}" for reason, count in manifest["games"]["dropped"].items())
+    print(f"corpus: {counts['tokens']:,} tokens in {counts['documents']:,} training games" + (f"; left out: {dropped}" if dropped else ""), flush=True)
+
+
+def _endgame_games() -> tuple[Iterator[Game], int]:
+    table = endgame.load_games()
+    return games_from_table(table, workers=2), len(table)
+
+
+def _lichess_games(world: WorldConfig, report: ReadReport) -> Iterator[Game]:
+    excluded = () if world.bullet else GameFilters().exclude_time_classes
+    filters = GameFilters(exclude_time_classes=excluded, min_rating=world.min_elo, max_rating=world.max_elo)
+    yield from read_games(world.games, filters=filters, report=report)
+    print(f"games: {report.summary()}", flush=True)
+
+
+def open_corpus(config: Config) -> tuple[Corpus, Corpus]:
+    """Training and validation games."""
+    folder = corpus_folder(config)
+    return Corpus.open(folder, "train"), Corpus.open(folder, "validation")

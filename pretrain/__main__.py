@@ -1,0 +1,15 @@
+"""``python -m pretrain``: see ``--help``."""
+
+from chessrl.config import Config
+from chessrl.launch import launch
+
+
+def work(config: Config) -> int:
+    from chessrl.training import run_stage  # torch is imported only when there is work: --help stays quick
+    from pretrain.train import identity, train
+
+    return run_stage("pretrain", config, identity(config), train)
+
+
+if __name__ == "__main__":
+    launch("pretrain", work)

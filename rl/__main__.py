@@ -1,0 +1,15 @@
+"""``python -m rl``: see ``--help``."""
+
+from chessrl.config import Config
+from chessrl.launch import launch
+
+
+def work(config: Config) -> int:
+    from chessrl.training import run_stage  # torch is imported only when there is work: --help stays quick
+    from rl.train import identity, train
+
+    return run_stage("rl", config, identity(config), train)
+
+
+if __name__ == "__main__":
+    launch("rl", work)

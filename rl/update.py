@@ -1,0 +1,142 @@
+"""The update of one rollout: reference log-probabilities, epochs x minibatches of clipped policy-gradient steps, and what they measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chessrl import notation
+from chessrl.config import AlgorithmConfig, OptimizerConfig
+from chessrl.model import Transformer
+from chessrl.sampler import Rollout
+from chessrl.training import micro_batches, next_token_logprobs, optimizer_step
+from rl.objective import token_terms, token_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Episodes ready for the update, B of them, prompt and answer in one row.
+
+    ``policy`` marks what the policy sampled; prompt, opponent moves and padding have zero advantage, mask and loss.
+    """
+
+    tokens: Tensor  # (B, L) prompt then episode, <pad> padded
+    lengths: Tensor  # (B,)
+    policy: Tensor  # (B, L - 1) bool, aligned with the targets tokens[:, 1:]
+    sampled: Tensor  # (B, L - 1) log-probabilities stored by the sampler
+    advantages: Tensor  # (B, 1)
+    dropped: int  # sampled tokens whose log-probability is not finite: out of the loss, counted
+
+    def rows(self, places: list[int] | np.ndarray) -> Batch:
+        """Some episodes, cut to the longest of them."""
+        index = torch.as_tensor(places, device=self.tokens.device)
+        length = int(self.lengths[index].max())
+        return Batch(
+            self.tokens[index, :length], self.lengths[index], self.policy[index, : length - 1], self.sampled[index, : length - 1],
+            self.advantages[index], 0,
+        )  # fmt: skip
+
+
+def build_batch(rollout: Rollout, advantages: Tensor) -> Batch:
+    """Prompt and episode side by side without padding between them: ids go from the sampler to the loss as they are."""
+    count = len(rollout.lengths)
+    lengths = rollout.prompt_lengths + rollout.lengths
+    longest, device = int(lengths.max()), rollout.tokens.device
+    width = max(longest, rollout.prompts.shape[1], rollout.tokens.shape[1])
+    tokens = torch.full((count, width), notation.PAD, device=device)
+    tokens[:, : rollout.prompts.shape[1]] = rollout.prompts
+    places = rollout.prompt_lengths[:, None] + torch.arange(rollout.tokens.shape[1], device=device)
+    inside = torch.arange(rollout.tokens.shape[1], device=device) < rollout.lengths[:, None]
+    rows = torch.arange(count, device=device)[:, None].expand_as(places)
+    tokens[rows[inside], places[inside]] = rollout.tokens[inside]
+    policy = torch.zeros((count, width), dtype=torch.bool, device=device)
+    policy[rows[inside], places[inside]] = rollout.policy[inside]
+    sampled = torch.zeros((count, width), device=device)
+    sampled[rows[inside], places[inside]] = rollout.logprobs[inside]
+    finite = sampled.isfinite()
+    return Batch(
+        tokens=tokens[:, :longest],
+        lengths=lengths,
+        policy=(policy & finite)[:, 1:longest],
+        sampled=torch.where(finite, sampled, 0.0)[:, 1:longest],
+        advantages=advantages.float()[:, None],
+        dropped=int((policy & ~finite).sum()),
+    )
+
+
+@torch.no_grad()
+def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> Tensor:
+    """Log-probabilities (B, L - 1) of the batch's tokens under ``model``, 0 in the padding."""
+    scores = torch.zeros_like(batch.sampled)
+    for places in micro_batches(batch.lengths.tolist(), budget):
+        part = batch.rows(places)
+        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = next_token_logprobs(model, part.tokens, temperature)
+    return scores
+
+
+def minibatches(prompts: int, group: int, parts: int, seed: int, step: int, epoch: int) -> list[np.ndarray]:
+    """The episodes of each minibatch of one pass: whole groups, shuffled by (seed, step, epoch) when there is more than one part."""
+    order = np.arange(prompts)
+    if parts > 1:
+        order = np.random.Generator(np.random.Philox(key=[seed, step * 1000 + epoch])).permutation(prompts)
+    return [(part[:, None] * group + np.arange(group)).reshape(-1) for part in np.array_split(order, parts)]
+
+
+def accumulate_gradient(
+    model: Transformer, batch: Batch, reference: Tensor, algorithm: AlgorithmConfig, temperature: float, budget: int
+) -> dict[str, float]:
+    """Add the gradient of one minibatch, the same for every size of micro-batch: weights are fixed over the whole before it is cut up.
+
+    Returns means over the policy's tokens: loss (weighted as in the objective), kl, entropy aside, clip shares, drift from the sampler.
+    """
+    weights = token_weights(batch.policy, algorithm.loss_norm, algorithm.loss_budget)
+    tokens = int(batch.policy.sum())
+    sums: dict[str, float] = defaultdict(float)
+    drift = 0.0
+    for places in micro_batches(batch.lengths.tolist(), budget):
+        part, index = batch.rows(places), torch.as_tensor(places, device=batch.tokens.device)
+        width = part.sampled.shape[1]
+        logprobs = next_token_logprobs(model, part.tokens, temperature)
+        terms = token_terms(logprobs, part.sampled, reference[index, :width], part.advantages, algorithm)
+        loss = torch.where(part.policy, terms.loss, 0.0) * weights[index, :width]
+        loss.sum().backward()
+        difference = ((logprobs.detach() - part.sampled).abs() * part.policy).double()
+        drift = max(drift, difference.max().item())
+        sums["loss"] += loss.detach().double().sum().item()
+        sums["kl"] += (terms.kl.detach().double() * part.policy).sum().item() / tokens
+        sums["clip_ratio/low"] += (terms.clipped_low & part.policy).sum().item() / tokens
+        sums["clip_ratio/high"] += (terms.clipped_high & part.policy).sum().item() / tokens
+        sums["sampling/logp_difference/mean"] += difference.sum().item() / tokens
+    return dict(sums) | {"sampling/logp_difference/max": drift}
+
+
+def update(
+    model: Transformer,
+    optimizer: torch.optim.AdamW,
+    batch: Batch,
+    reference: Tensor,
+    algorithm: AlgorithmConfig,
+    settings: OptimizerConfig,
+    *,
+    rate: float,
+    temperature: float,
+    budget: int,
+    seed: int,
+    step: int,
+) -> dict[str, float]:
+    """epochs x minibatches optimiser steps on one rollout. Returns the mean of their measures; the drift is the first step's, before any update."""
+    prompts = len(batch.lengths) // algorithm.group
+    measured: list[dict[str, float]] = []
+    for epoch in range(algorithm.epochs):
+        for rows in minibatches(prompts, algorithm.group, algorithm.minibatches, seed, step, epoch):
+            part, index = batch.rows(rows), torch.as_tensor(rows, device=batch.tokens.device)
+            measures = accumulate_gradient(model, part, reference[index], algorithm, temperature, budget)
+            norm = optimizer_step(model, optimizer, rate, settings.clip)
+            measured.append(measures | {"grad_norm": norm.item()})
+    means = {key: float(np.mean([measures[key] for measures in measured])) for key in measured[0]}
+    first = {key: value for key, value in measured[0].items() if key.startswith("sampling/")}
+    return means | first

@@ -1,0 +1,147 @@
+"""Supervised fine-tuning on traces and answers, from a pretrained parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from chessrl import notation, world
+from chessrl.checkpoint import load_model, save_model, write_json
+from chessrl.config import Config
+from chessrl.errors import UserError
+from chessrl.model import Cost, Transformer
+from chessrl.puzzles import Puzzle
+from chessrl.run import Run, identity_of, read_summary, resolve_device
+from chessrl.training import (
+    Counters,
+    Stopwatch,
+    TrainingState,
+    build_optimizer,
+    learning_rate,
+    micro_batches,
+    next_token_logprobs,
+    optimizer_step,
+    pad,
+    steps_with_progress,
+    token_batches,
+)
+from sft.examples import ANSWER, TRACE, Example, build_examples
+from sft.traces import TraceReport, build_trees
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
+    if not config.parent:
+        raise UserError("parent is empty: give the run directory of the pretrained model to fine-tune (parent=outputs/pretrain-...)")
+    parent = read_summary(Path(config.parent))
+    if parent["stage"] != "pretrain":
+        raise UserError(f"parent={config.parent} is a run of stage {parent['stage']}: fine-tuning starts from a pretrain run")
+    return {
+        "parent": parent["run_id"],
+        "puzzles": world.puzzle_hash(config),
+        "state": config.world.state,
+        "sft": identity_of(config.sft),
+        "precision": config.run.precision,
+        "device": resolve_device(config.run.device).type,
+    }
+
+
+def train(run: Run) -> None:
+    """The whole stage, from puzzles to ``model/`` and ``summary.json``."""
+    config, settings = run.config, run.config.sft
+    parent = Path(config.parent)
+    model = load_model(parent / "model", precision=config.run.precision, device=run.device)
+    cost = Cost.of(model.config)
+    puzzles = world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
+    held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]
+    report = TraceReport()
+    examples, validation = (build(model, group, config, report) for group in (puzzles, held_out))
+    lengths = np.array([len(example.tokens) for example in examples])
+    batches = token_batches(lengths, settings.batch_tokens, settings.data_seed, epochs=settings.epochs)
+    counters = Counters()
+    counters.add_flops(cost.forward_flops(report.sampled_tokens + report.prompt_tokens), 0)
+    state = TrainingState(model, build_optimizer(model, settings.optimizer), counters=counters)
+    if resumed := run.resume():
+        state.load(resumed)
+    stopwatch = Stopwatch()
+    steps = len(batches)
+    every = max(1, steps // settings.epochs)
+    held_out_loss: dict[str, float] = {}
+    for step in steps_with_progress(run, state, steps):
+        chosen = [examples[index] for index in batches[step - 1]]
+        losses, loss_tokens = accumulate_gradient(model, chosen, config.run.micro_batch_tokens)
+        rate = learning_rate(settings.optimizer, step, steps)
+        norm = optimizer_step(model, state.optimizer, rate, settings.optimizer.clip)
+        state.counters.add_training(cost, torch.tensor([len(example.tokens) for example in chosen]), loss_tokens)
+        state.step = step
+        metrics = {"step": step, **state.counters.as_dict(), **losses, "lr": rate, "grad_norm": norm}
+        metrics |= stopwatch.lap(sum(len(example.tokens) for example in chosen))
+        if step % every == 0 or step == steps:
+            held_out_loss = validation_losses(model, validation, config.run.micro_batch_tokens)
+            metrics |= held_out_loss
+            tqdm.write(f"sft step {step}/{steps}: loss {losses['loss']:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token")
+        run.log(metrics)
+        if step in settings.save_steps:
+            save_model(model, run.directory / "models" / f"step-{step}")
+        run.checkpoint(step, step == steps, state.state_dict)
+    save_model(model, run.directory / "model")
+    write_json(run.directory / "traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
+    if not held_out_loss:  # resumed after the last step
+        held_out_loss = validation_losses(model, validation, config.run.micro_batch_tokens)
+    ancestors = read_summary(parent)
+    values = state.counters.as_dict() | held_out_loss | {"traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    values["flops_by_stage"] = ancestors["flops_by_stage"] | {"sft": state.counters.flops}
+    run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
+
+
+def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:
+    """Examples of ``puzzles``, with traces sampled from ``model`` where they are asked for."""
+    settings = config.sft
+    trees = None
+    if settings.trace.enabled:
+        trees = build_trees(model, puzzles, settings.trace, state=config.world.state, seed=settings.seed, report=report)
+    return build_examples(puzzles, trees, config.world.state)
+
+
+def accumulate_gradient(model: Transformer, examples: list[Example], budget: int) -> tuple[dict[str, float], int]:
+    """Add the gradient of the mean loss over all trained tokens of the step, whatever the micro-batches. Returns the losses and their tokens."""
+    trained = sum(int((example.parts > 0).sum()) for example in examples)
+    sums = np.zeros(3)
+    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
+        losses = -next_token_logprobs(model, tokens)
+        ((losses * (parts > 0)).sum() / trained).backward()
+        sums += _sums_by_part(losses.detach(), parts)
+    return _means(sums, examples), trained
+
+
+@torch.no_grad()
+def validation_losses(model: Transformer, examples: list[Example], budget: int) -> dict[str, float]:
+    """Nats per trained token: validation/loss in all, validation/loss_trace and validation/loss_answer."""
+    sums = np.zeros(3)
+    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
+        sums += _sums_by_part(-next_token_logprobs(model, tokens), parts)
+    return {f"validation/{name.replace('/', '_')}": value for name, value in _means(sums, examples).items()}
+
+
+def _padded_micro_batches(examples: list[Example], budget: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(tokens (B, T), parts of the targets (B, T - 1)) of each micro-batch."""
+    rows = []
+    for places in micro_batches([len(example.tokens) for example in examples], budget):
+        tokens = pad([examples[place].tokens for place in places], notation.PAD, device)
+        rows.append((tokens, pad([examples[place].parts for place in places], 0, device)[:, 1:]))
+    return rows
+
+
+def _sums_by_part(losses: torch.Tensor, parts: torch.Tensor) -> np.ndarray:
+    return np.array([(losses.double() * (parts == part)).sum().item() for part in range(3)])
+
+
+def _means(sums: np.ndarray, examples: list[Example]) -> dict[str, float]:
+    counts = np.sum([np.bincount(example.parts, minlength=3) for example in examples], axis=0)
+    means = {"loss": float(sums[1:].sum() / counts[1:].sum()), "loss/answer": float(sums[ANSWER] / counts[ANSWER])}
+    return means | ({"loss/trace": float(sums[TRACE] / counts[TRACE])} if counts[TRACE] else {})
