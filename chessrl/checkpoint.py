@@ -138,11 +138,12 @@ def save_model(model: Transformer, folder: Path) -> None:
 
 def load_model(folder: Path, *, precision: str = "fp32", device: str | torch.device = "cpu") -> Transformer:
     """The model of a folder in Hugging Face layout, ours or the released checkpoints'. Missing or foreign weights are an error."""
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} is not a model folder: {name} is missing; give a run directory that completed")
     try:
         settings = json.loads((folder / "config.json").read_text())
         weights = load_file(folder / "model.safetensors")
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} is not a model folder: {Path(error.filename).name} is missing; give a run directory that completed") from None
     except (json.JSONDecodeError, SafetensorError) as error:
         raise UserError(f"{folder} holds a damaged model ({error}); make it again") from None
     model = Transformer(_model_config(settings, folder), precision)

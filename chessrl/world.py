@@ -128,7 +128,7 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
         validation_share=world.validation_share,
         shard_tokens=SHARD_TOKENS,
         blocked=blocked,
-        reading=report if report.files else None,
+        reading=report if world.name == "lichess" else None,
     )
     counts = manifest["splits"]["train"]
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in manifest["games"]["dropped"].items())

@@ -301,7 +301,7 @@ def test_small_pack_games_replay_to_their_recorded_end(small_pack: Path) -> None
     games = pd.read_parquet(small_pack / endgame.GAMES_FILE)
     assert len(games) == SMALL_PACK["games"]
     for row in games.itertuples():
-        check_game(row, EndgameSettings.max_plies)
+        check_game(row, EndgameSettings(out="").max_plies)
     assert games["fen"].str.contains(" w ").nunique() == 2
 
 

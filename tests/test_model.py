@@ -1,0 +1,157 @@
+"""The transformer: sizes, both ways through it, scoring, cost, and what it looks like to Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from chessrl import notation
+from chessrl.checkpoint import load_model, save_model, tokenizer_files
+from chessrl.config import ModelConfig
+from chessrl.errors import UserError
+from chessrl.model import Cost, build_model, causal_pairs, token_entropies, token_logprobs
+
+CONF = Path(__file__).parents[1] / "conf" / "model"
+TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=4, kv_heads=2, head_dim=16)
+PAPER_MILLIONS = {"5m": 5.1, "10m": 11.8, "20m": 20.5, "32m": 31.6, "50m": 47.3, "100m": 101.6, "200m": 203.1, "410m": 411.3, "680m": 678.6, "1b": 1030}
+
+
+def preset(name: str, vocabulary: int) -> ModelConfig:
+    return ModelConfig(**OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")), vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("name", PAPER_MILLIONS)
+def test_paper_sizes_have_the_papers_parameters(name):
+    assert Cost.of(preset(name, 81)).parameters / 1e6 == pytest.approx(PAPER_MILLIONS[name], rel=0.015)
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("nano", 0.25e6, 0.4e6), ("micro", 0.8e6, 1.2e6), ("mini", 2.5e6, 3.5e6)])
+def test_cpu_sizes(name, low, high):
+    assert low < Cost.of(preset(name, 101)).parameters < high
+
+
+@pytest.mark.parametrize("name", ["nano", "5m", "32m", "100m"])
+def test_parameter_count_equals_the_count_by_hand(name):
+    c = preset(name, 101)
+    attention = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 2 * c.head_dim
+    by_hand = c.layers * (attention + 3 * c.hidden * c.ffn + 2 * c.hidden) + c.hidden
+    cost = Cost.of(c)
+    assert cost.parameters_without_embeddings == by_hand
+    assert cost.parameters == by_hand + 2 * c.vocabulary * c.hidden
+
+
+def test_flops_of_a_document():
+    cost = Cost.of(TINY)
+    assert cost.training_flops(10) == 60 * cost.parameters_without_embeddings
+    assert causal_pairs(torch.tensor([3, 1])) == 7
+    # scores and weighted values: 2 products of 2 x head_dim operations per head and layer for each (query, key) pair
+    assert cost.attention_flops(7) == 7 * 2 * 2 * TINY.head_dim * TINY.heads * TINY.layers
+
+
+def test_padding_on_the_right_changes_nothing():
+    model = build_model(TINY, seed=0)
+    tokens = torch.randint(0, 101, (2, 12))
+    padded = torch.cat([tokens[:, :7], torch.full((2, 5), notation.PAD)], 1)
+    assert torch.allclose(model(tokens)[:, :7], model(padded)[:, :7], atol=1e-6)
+
+
+def test_cached_decoding_equals_a_full_forward_for_unequal_prompts():
+    model = build_model(TINY, seed=0)
+    tokens, lengths = torch.randint(0, 101, (3, 30)), torch.tensor([4, 15, 9])
+    full = model(tokens)
+    with torch.no_grad():
+        last, cache = model.prefill(tokens[:, :15], lengths)
+        rows = torch.arange(3)
+        assert torch.allclose(last, full[rows, lengths - 1], atol=1e-5)
+        for new in range(15):
+            logits = model.decode(tokens[rows, lengths + new], cache)
+            assert torch.allclose(logits, full[rows, lengths + new], atol=1e-5)
+            if new == 6:  # sequences leave the batch and change places
+                rows = torch.tensor([2, 0])
+                cache, lengths = cache.select(rows), lengths[rows]
+
+
+def test_logprobs_and_entropies_against_torch_distributions():
+    logits, targets = torch.randn(4, 5, 11), torch.randint(0, 11, (4, 5))
+    for temperature in (1.0, 0.5, 2.0):
+        expected = torch.distributions.Categorical(logits=logits / temperature)
+        assert torch.allclose(token_logprobs(logits, targets, temperature), expected.log_prob(targets), atol=1e-6)
+        assert torch.allclose(token_entropies(logits, temperature), expected.entropy(), atol=1e-6)
+
+
+def test_initial_weights_are_a_function_of_the_seed():
+    first, again, other = (build_model(TINY, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+# ---- folders ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_saved_model_loads_back_equal(tmp_path):
+    model = build_model(TINY, seed=3)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert loaded.config == TINY
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_missing_weights_are_refused_not_filled_at_random(tmp_path):
+    save_model(build_model(TINY, seed=3), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["chessrl"]["layers"] = 3
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"11 weights missing and 0 unknown, the first is model\.layers\.2"):
+        load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("damage", ["truncated weights", "no weights", "config is no JSON"])
+def test_damaged_model_folder_is_one_line(tmp_path, damage):
+    folder = tmp_path / "model"
+    save_model(build_model(TINY, seed=3), folder)
+    weights = folder / "model.safetensors"
+    if damage == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "no weights":
+        weights.unlink()
+    else:
+        (folder / "config.json").write_text("{")
+    with pytest.raises(UserError) as error:
+        load_model(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_static_tokenizer_holds_our_ids():
+    for size in (notation.REFERENCE_SIZE, notation.REFERENCE_TRACE_SIZE, len(notation.VOCABULARY)):
+        files = tokenizer_files(size)
+        assert files["vocab.json"] == {token: index for index, token in enumerate(notation.VOCABULARY[:size])}
+        assert files["tokenizer.json"]["model"]["vocab"] == files["vocab.json"]
+
+
+def test_transformers_loads_the_folder_with_equal_logits_and_ids(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install 'chessrl[hf]'")
+    model = build_model(TINY, seed=5)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms at 1 would hide a norm in the wrong place
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    save_model(model, tmp_path / "model")
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    tokens = torch.randint(0, 101, (3, 40))
+    with torch.no_grad():
+        assert torch.allclose(model(tokens), theirs(tokens).logits, atol=1e-4)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "<bos> <pos> <white> <K> <ep> e6 K e1 k e8 </pos> <T> P e7 x d8 = Q + </T> O-O-O # <call_env> <pad>"
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == notation.from_text(text)
+    assert tokenizer.pad_token_id == notation.PAD and tokenizer.eos_token_id == notation.EOS
+
+
+@pytest.mark.gpu
+def test_cuda_logits_equal_the_cpus():
+    model = build_model(TINY, seed=0)
+    tokens = torch.randint(0, 101, (4, 50))
+    expected = model(tokens)
+    assert torch.allclose(model.cuda()(tokens.cuda()).cpu(), expected, atol=1e-4)

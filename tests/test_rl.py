@@ -1,0 +1,258 @@
+"""GRPO's parts against brute force, hand-worked batches and exact enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from chessrl import notation
+from chessrl.config import AlgorithmConfig, OptimizerConfig, RewardConfig
+from chessrl.engine_labels import position_key
+from chessrl.environment import build_environment
+from chessrl.errors import UserError
+from chessrl.model import build_model
+from chessrl.puzzles import prompt_tokens
+from chessrl.sampler import OUTCOMES, SamplingSettings, rollout
+from chessrl.training import build_optimizer
+from rl.objective import group_advantages, token_terms, token_weights
+from rl.rewards import check_reward, reward_parts, total_reward
+from rl.train import puzzles_of_step
+from rl.update import accumulate_gradient, build_batch, minibatches, score, update
+from tests.test_sampler import PUZZLES, trained_model
+
+GRPO = AlgorithmConfig("grpo", group=4)
+
+
+def episodes(protocol: str = "think", group: int = 4, seed: int = 0):
+    model = trained_model(protocol)
+    environment = build_environment(PUZZLES)
+    prompts = [prompt_tokens(puzzle, "snapshot", think=protocol == "think") for puzzle in PUZZLES]
+    return model, rollout(model, environment, list(range(len(PUZZLES))), prompts, group, SamplingSettings(protocol, 1.0, 6, seed=seed))
+
+
+# ---- advantages ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_advantages_are_taken_within_each_group():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [10.0, 10.0, 10.0, 14.0]])
+    a = group_advantages(rewards, "group_std", 1e-6)
+    assert torch.allclose(a[0], torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64))
+    assert torch.allclose(a[1], torch.tensor([-1, -1, -1, 3], dtype=torch.float64) / math.sqrt(3))
+    assert torch.allclose(group_advantages(rewards, "group_mean", 1e-6)[1], torch.tensor([-1.0, -1, -1, 3], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("value", [0.35, 0.1, 1 / 3])
+def test_equal_rewards_have_zero_advantage_however_they_round(value):
+    assert (group_advantages(torch.full((3, 7), value), "group_std", 1e-6) == 0).all()
+
+
+def test_unknown_advantage_is_refused():
+    with pytest.raises(UserError, match=r"algorithm\.advantage='median'"):
+        group_advantages(torch.zeros(1, 2), "median", 1e-6)
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.01, 2.609), (0.05, 2.473), (0.1, 2.328), (0.3, 1.963), (0.5, 1.856)])
+def test_expected_gradient_is_w_g_of_p(p, expected):
+    """E[GRPO gradient] = W_G(p) grad p for a Bernoulli policy, by enumeration of all outcomes of a group of 8 (science.md 1.1)."""
+    theta = torch.tensor(math.log(p / (1 - p)), dtype=torch.float64, requires_grad=True)
+    total = 0.0
+    for correct in range(9):
+        rewards = torch.tensor([[1.0] * correct + [0.0] * (8 - correct)])
+        advantages = group_advantages(rewards, "group_std", 1e-6)[0]
+        success = torch.sigmoid(theta)
+        logprobs = torch.where(rewards[0] == 1, success.log(), (1 - success).log())
+        (gradient,) = torch.autograd.grad((advantages * logprobs).mean(), theta)
+        total += math.comb(8, correct) * p**correct * (1 - p) ** (8 - correct) * gradient.item()
+    assert total / (p * (1 - p)) == pytest.approx(expected, abs=6e-4)
+
+
+# ---- loss ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_three_normalisers_on_a_batch_by_hand():
+    policy = torch.tensor([[True, True, False, True], [True, False, False, False]])
+    values = torch.tensor([[1.0, 2.0, 99.0, 6.0], [5.0, 99.0, 99.0, 99.0]])
+    total = {kind: (token_weights(policy, kind, 10) * values).sum().item() for kind in ("sequence", "token", "constant")}
+    assert total == pytest.approx({"sequence": (9 / 3 + 5) / 2, "token": 14 / 4, "constant": 14 / 20})
+
+
+def test_clipped_surrogate_against_the_formula():
+    log_ratio = torch.tensor([[-1.0, -0.1, 0.0, 0.1, 1.0]], dtype=torch.float64)
+    for advantage in (2.0, -3.0):
+        terms = token_terms(log_ratio, torch.zeros_like(log_ratio), log_ratio, torch.tensor([[advantage]]), AlgorithmConfig("grpo", beta=0.5))
+        for place, value in enumerate(log_ratio[0].tolist()):
+            ratio = math.exp(value)
+            assert -terms.loss[0, place].item() == pytest.approx(min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage))
+        assert terms.clipped_high[0].tolist() == [False] * 4 + [advantage > 0]
+        assert terms.clipped_low[0].tolist() == [advantage < 0] + [False] * 4
+
+
+def test_k3_is_unbiased_for_kl_and_its_loss_gradient_is_forward_kl():
+    """On five tokens: E_pi[k3] = KL(pi || ref), and the gradient of the k3 loss on-policy is that of KL(ref || pi) (science.md 1.1)."""
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
+    reference = torch.randn(5, dtype=torch.float64, generator=generator).log_softmax(0)
+    logprobs = theta.log_softmax(0)
+    terms = token_terms(logprobs[None], logprobs.detach()[None], reference[None], torch.zeros(1, 1), AlgorithmConfig("grpo", beta=1.0))
+    probabilities = logprobs.detach().exp()
+    assert (probabilities * terms.kl[0].detach()).sum().item() == pytest.approx((probabilities * (logprobs.detach() - reference)).sum().item())
+    (measured,) = torch.autograd.grad((probabilities * terms.loss[0]).sum(), theta, retain_graph=True)
+    (forward,) = torch.autograd.grad((reference.exp() * (reference - logprobs)).sum(), theta)
+    assert torch.allclose(measured, forward, atol=1e-12)
+
+
+@pytest.mark.parametrize("difference", [-50.0, 50.0])
+def test_a_large_log_ratio_stays_finite(difference):
+    logprobs = torch.full((1, 3), difference, requires_grad=True)
+    terms = token_terms(logprobs, torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 1), GRPO)
+    terms.loss.sum().backward()
+    assert terms.loss.isfinite().all() and logprobs.grad.isfinite().all()
+
+
+# ---- batch and update ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_batch_rows_are_prompt_and_episode_with_the_policys_tokens_marked():
+    _, result = episodes("answer", group=16)
+    batch = build_batch(result, torch.zeros(len(result.lengths)))
+    turns = 0
+    for row in range(len(result.lengths)):
+        prompt = result.prompts[row, : result.prompt_lengths[row]].tolist()
+        answer = result.tokens[row, : result.lengths[row]].tolist()
+        length = int(batch.lengths[row])
+        assert batch.tokens[row, :length].tolist() == prompt + answer  # prefix equality: nothing is decoded and encoded again
+        assert (batch.tokens[row, length:] == notation.PAD).all()
+        expected = [False] * len(prompt) + result.policy[row, : len(answer)].tolist()
+        assert [False, *batch.policy[row].tolist()][:length] == expected
+        turns += int(result.moves[row]) > 1
+    assert turns > 0, "no two-turn example was sampled"
+
+
+def test_the_closing_tokens_are_trained_and_the_opponents_are_not():
+    _, result = episodes("think", group=64)
+    batch = build_batch(result, torch.zeros(len(result.lengths)))
+    targets = batch.tokens[:, 1:]
+    answered = torch.tensor([OUTCOMES[code] in ("solved", "wrong", "illegal") for code in result.outcome.tolist()])
+    called = (targets == notation.CALL_ENV) & answered[:, None]
+    assert called.any() and batch.policy[called].all()
+    assert ((targets == notation.END_THINK) & batch.policy).any()
+    assert (~batch.policy & (targets != notation.PAD)).any()
+
+
+@pytest.mark.parametrize("norm", ["sequence", "token", "constant"])
+def test_gradient_does_not_depend_on_the_micro_batch(norm):
+    model, result = episodes("think", group=4)
+    rewards = torch.rand(len(PUZZLES), 4, generator=torch.Generator().manual_seed(0))
+    batch = build_batch(result, group_advantages(rewards, "group_std", 1e-6).flatten())
+    assert len(set(batch.lengths.tolist())) > 3
+    reference = score(build_model(model.config, seed=9), batch, 1.0, 4096)
+    algorithm = AlgorithmConfig("grpo", group=4, loss_norm=norm, beta=0.1)
+    gradients = []
+    for budget in (1, 64, 128, 256, 10_000):  # from one episode at a time to all at once
+        model.zero_grad()
+        measures = accumulate_gradient(model, batch, reference, algorithm, 1.0, budget)
+        gradients.append((measures["loss"], torch.cat([p.grad.flatten() for p in model.parameters()])))
+    model.zero_grad()
+    for loss, gradient in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][0], abs=1e-6)
+        assert torch.allclose(gradient, gradients[0][1], atol=1e-6)
+
+
+def test_groups_of_equal_rewards_give_no_gradient_without_kl():
+    model, result = episodes("answer")
+    batch = build_batch(result, group_advantages(torch.ones(len(PUZZLES), 4), "group_std", 1e-6).flatten())
+    accumulate_gradient(model, batch, score(model, batch, 1.0, 4096), AlgorithmConfig("grpo", group=4, beta=0.0), 1.0, 4096)
+    assert all((parameter.grad == 0).all() for parameter in model.parameters())
+    model.zero_grad()
+
+
+def test_kl_is_zero_at_the_start_and_sampler_and_trainer_agree():
+    model, result = episodes("think", group=8)
+    batch = build_batch(result, torch.ones(len(result.lengths)))
+    measures = accumulate_gradient(model, batch, score(model, batch, 1.0, 512), GRPO, 1.0, 512)
+    model.zero_grad()
+    assert measures["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert measures["sampling/logp_difference/max"] < 1e-5
+    assert measures["clip_ratio/low"] == measures["clip_ratio/high"] == 0
+
+
+def test_learning_rate_zero_changes_nothing_over_several_updates():
+    model, result = episodes("answer")
+    algorithm = AlgorithmConfig("grpo", group=4, epochs=2, minibatches=3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = build_batch(result, group_advantages(torch.rand(len(PUZZLES), 4), "group_std", 1e-6).flatten())
+    reference = score(model, batch, 1.0, 4096)
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.0))
+    measures = update(model, optimizer, batch, reference, algorithm, OptimizerConfig(), rate=0.0, temperature=1.0, budget=999, seed=0, step=1)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert measures["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_sampled_token_without_finite_logprob_leaves_the_loss_and_is_counted():
+    model, result = episodes("answer")
+    result.logprobs[0, 0] = -torch.inf
+    batch = build_batch(result, torch.ones(len(result.lengths)))
+    assert batch.dropped == 1
+    assert not batch.policy[0, int(result.prompt_lengths[0]) - 1]
+    measures = accumulate_gradient(model, batch, score(model, batch, 1.0, 4096), GRPO, 1.0, 4096)
+    model.zero_grad()
+    assert math.isfinite(measures["loss"])
+
+
+def test_minibatches_are_whole_groups_and_cover_a_pass_once():
+    parts = minibatches(7, 4, 3, seed=0, step=5, epoch=0)
+    assert sorted(np.concatenate(parts)) == list(range(28))
+    for part in parts:
+        assert all(set(range(first // 4 * 4, first // 4 * 4 + 4)) <= set(part) for first in part)
+    assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(7, 4, 3, seed=0, step=6, epoch=0)]
+
+
+def test_every_puzzle_is_asked_once_per_pass():
+    for prompts, count in itertools.product((3, 8), (5, 7)):
+        asked = [index for step in range(1, 3 * count + 1) for index in puzzles_of_step(count, prompts, 0, step)]
+        passes = [asked[start : start + count] for start in range(0, len(asked) - count + 1, count)]
+        assert all(sorted(part) == list(range(count)) for part in passes)
+
+
+# ---- rewards ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_reward_parts_follow_the_outcome():
+    _, result = episodes("think", group=64)
+    parts = reward_parts(result, {"line": 1.0, "legal": 0.1, "format": 0.1})
+    assert len(set(result.outcome.tolist())) >= 5
+    for row, code in enumerate(result.outcome.tolist()):
+        outcome = OUTCOMES[code]
+        assert parts["line"][row] == (outcome == "solved")
+        assert parts["legal"][row] == (outcome in ("solved", "wrong"))
+        assert parts["format"][row] == (outcome in ("solved", "wrong", "illegal"))
+    assert total_reward(parts, {"line": 1.0, "legal": 0.1, "format": 0.1}).max().item() == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RewardConfig("x", {}), "reward.weights is empty"),
+        (RewardConfig("x", {"style": 1.0}), "reward.weights.style"),
+        (RewardConfig("x", {"engine": 1.0}, "line"), "needs reward.accept=engine"),
+        (RewardConfig("x", {"line": 1.0}, "oracle"), "reward.accept='oracle'"),
+    ],
+)
+def test_rewards_that_cannot_be_paid_are_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        check_reward(config)
+
+
+def test_engine_accepted_moves_solve_but_are_not_the_lines():
+    puzzle = PUZZLES[0]
+    board = puzzle.board()
+    environment = build_environment([puzzle], {position_key(board): ["a1a7"]})
+    keys = environment.edge_key[0].tolist()
+    assert keys == [notation.move_key(board, board.parse_uci(uci)) for uci in ("a1a8", "a1a7")]
+    assert environment.edge_line[0].tolist() == [True, False]
+    assert environment.edge_next[0].tolist() == [-1, -1]
+
