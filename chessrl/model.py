@@ -18,7 +18,6 @@ from chessrl.errors import UserError
 
 ROPE_THETA = 1e6
 NORM_EPSILON = 1e-6
-LOG_RATIO_LIMIT = 20.0
 
 
 class KVCache:

@@ -34,7 +34,10 @@ def mix(x: Tensor) -> Tensor:
 
 def combine(key: Tensor, value: Tensor | int) -> Tensor:
     """The key of ``value`` below ``key``."""
-    return mix(key + (torch.as_tensor(value, dtype=torch.int64, device=key.device) + 1) * GOLDEN)
+    if isinstance(value, int):  # wrapped to a signed scalar here: a tensor made of it would be copied to the device at every step
+        offset = (value + 1) * GOLDEN
+        return mix(key + ((offset + 2**63) % 2**64 - 2**63))
+    return mix(key + (value + 1) * GOLDEN)
 
 
 def stream_key(seed: int, stage: str, step: int, device: torch.device) -> Tensor:

@@ -35,13 +35,13 @@ def build_optimizer(model: Transformer, config: OptimizerConfig) -> torch.optim.
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Rate of step 1..steps: linear warm-up, then cosine to ``min_lr_ratio`` or constant."""
+    if config.schedule not in ("cosine", "constant"):
+        raise UserError(f"optimizer.schedule={config.schedule!r}: expected cosine or constant")
     warmup = round(config.warmup_ratio * steps)
     if step <= warmup:
         return config.lr * step / warmup
     if config.schedule == "constant":
         return config.lr
-    if config.schedule != "cosine":
-        raise UserError(f"optimizer.schedule={config.schedule!r}: expected cosine or constant")
     progress = (step - warmup) / max(1, steps - warmup)
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
 

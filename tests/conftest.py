@@ -1,9 +1,15 @@
-"""Shared test set-up: repeatable property tests, and `gpu` tests only where a CUDA device is found."""
+"""Shared test set-up: repeatable property tests, `gpu` tests only where a CUDA device is found, and three tiny runs to look at."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+# One thread, also in the processes that tests start: several threads for matrices this small cost far more than they save.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # The same examples every time, no clock, no example database: a failure repeats, and a slow machine fails nothing.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -19,3 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished run directories of pretrain, sft and rl at the size of tests/tiny.py. To be read only."""
+    from tests import tiny  # here, because most test files do not need its seconds of import
+
+    return tiny.run_all(tmp_path_factory.mktemp("tiny"))

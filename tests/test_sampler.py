@@ -15,7 +15,7 @@ from chessrl.config import ModelConfig
 from chessrl.environment import build_environment
 from chessrl.model import Transformer, build_model, token_logprobs
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.randomness import draw, mix, stream_key, uniform
+from chessrl.randomness import combine, draw, mix, stream_key, uniform
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 
 TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
@@ -234,3 +234,23 @@ def test_uniform_numbers_are_uniform_and_reproducible():
 def test_draw_never_takes_a_token_of_probability_zero():
     logprobs = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, -1)
     assert set(draw(logprobs, torch.arange(1000)).tolist()) == {1}
+
+
+def test_an_integer_and_a_tensor_give_the_same_key():
+    key = stream_key(3, "sft", 2, torch.device("cpu"))
+    for value in (0, 1, 7, 2**40, -5):
+        assert combine(key, value) == combine(key, torch.tensor(value))
+
+
+@pytest.mark.gpu
+def test_cuda_greedy_episodes_equal_the_cpus(environment):
+    model = trained_model("answer")
+    prompts = [prompt_tokens(puzzle, "snapshot", think=False) for puzzle in PUZZLES]
+    settings = SamplingSettings("answer", 0.0, 0)
+    expected = rollout(model, environment, list(range(len(PUZZLES))), prompts, 2, settings)
+    try:
+        found = rollout(model.cuda(), environment.to(torch.device("cuda")), list(range(len(PUZZLES))), prompts, 2, settings)
+    finally:
+        model.cpu()
+    assert found.tokens.cpu().tolist() == expected.tokens.tolist()
+    assert found.outcome.cpu().tolist() == expected.outcome.tolist()
