@@ -104,7 +104,15 @@ def tokenizer_files(size: int) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": vocabulary[token],
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for token in special
         ],
         "normalizer": None,
@@ -195,10 +203,12 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
 def load_newest_state(folder: Path, device: torch.device) -> dict[str, Any] | None:
     """The newest state that reads whole; a damaged one is passed over with a line. None when there is none."""
     for path in _state_files(folder):
-        try:
-            return torch.load(path, map_location=device, weights_only=True)
-        except (RuntimeError, EOFError, OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-            print(f"{path} is damaged ({str(error).splitlines()[0]}): going on from the state before it", flush=True)
+        if zipfile.is_zipfile(path):  # the table of contents stands at the end: a file cut short has none
+            try:
+                return torch.load(path, map_location=device, weights_only=True)
+            except (RuntimeError, pickle.UnpicklingError):
+                pass
+        print(f"{path} is damaged: going on from the state before it", flush=True)
     return None
 
 

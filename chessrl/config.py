@@ -23,12 +23,11 @@ def neutral(default: Any) -> Any:
     return field(default=default, metadata={"identity": "neutral"})
 
 
-
 @dataclass
 class ModelConfig:
     """Architecture (Qwen3: RMSNorm, QK-norm, grouped-query attention, SwiGLU, rotary positions, untied embeddings)."""
 
-    name: str = ""
+    name: str = local("")
     layers: int = 0
     hidden: int = 0
     ffn: int = 0  # width of the gated feed-forward layer
@@ -45,8 +44,8 @@ class WorldConfig:
 
     name: str = ""  # endgame (packaged) or lichess (files of yours)
     state: str = "snapshot"  # how a position is given: snapshot (piece list) or history (all moves from the start position)
-    games: list[str] = field(default_factory=list)  # .pgn or .pgn.zst files; the endgame world needs none
-    puzzles: list[str] = field(default_factory=list)  # Lichess puzzle .csv or .csv.zst files; the endgame world needs none
+    games: Any = ""  # a .pgn or .pgn.zst file, or a list of them; the endgame world needs none
+    puzzles: Any = ""  # a Lichess puzzle .csv or .csv.zst file, or a list of them; the endgame world needs none
     max_games: int | None = None  # read at most so many games (after filters)
     context: int = 256  # tokens: longer games are cut at a move's end
     validation_share: float = 0.02  # share of games held out for the validation loss, by game hash
@@ -65,10 +64,12 @@ class WorldConfig:
 class RunConfig:
     """How a run is carried out. ``precision`` and the kind of device found enter its identity."""
 
-    device: str = local("auto")  # auto, cpu, cuda, mps
+    device: str = local("auto")  # auto, cpu, cuda
     precision: str = "fp32"  # fp32, or bf16 (autocast with fp32 weights)
     threads: int = local(0)  # CPU threads; 0 leaves torch's default
-    micro_batch_tokens: int = local(8192)  # memory of a step is bounded by this many padded tokens per forward pass
+    micro_batch_tokens: int = local(
+        0
+    )  # padded tokens per forward pass, the bound on a step's memory; 0: 1024 on a CPU (its cache), 65536 elsewhere
     checkpoint_steps: int = local(200)  # state for exact resume, every so many steps
     checkpoint_seconds: int = local(300)  # ... and at least this often
     rerun: bool = local(False)  # start anew beside a run of the same configuration
@@ -93,7 +94,7 @@ class PretrainConfig:
     """Next-token prediction on games."""
 
     tokens: int = 5_000_000  # T: non-pad tokens seen in all; refused when the corpus holds fewer, unless allow_repeats
-    allow_repeats: bool = False  # pass over the corpus more than once
+    allow_repeats: bool = local(False)  # pass over the corpus more than once
     batch_tokens: int = 16384  # non-pad tokens per step (about: batches hold whole games)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     validation_every: int = 100  # steps
@@ -140,11 +141,13 @@ class SftConfig:
 class AlgorithmConfig:
     """The policy-gradient objective (science.md 1.1)."""
 
-    name: str = ""
+    name: str = local("")
     group: int = 8  # G samples per prompt (Shen et al.: 8)
     advantage: str = "group_std"  # group_std: (r - mean) / std within the group; group_mean: r - mean
     std_floor: float = 1e-6  # groups with a smaller reward std have zero advantage
-    loss_norm: str = "sequence"  # sequence: 1/|o| per sample, then mean (DeepSeekMath); token: over all tokens of the step (DAPO); constant: over group x loss_budget (Dr. GRPO)
+    # sequence: 1/|o| per sample, then the mean (DeepSeekMath); token: over all tokens of the step (DAPO);
+    # constant: over samples x loss_budget (Dr. GRPO)
+    loss_norm: str = "sequence"
     loss_budget: int = 64  # tokens, for loss_norm=constant
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -157,7 +160,7 @@ class AlgorithmConfig:
 class RewardConfig:
     """What a rollout is paid: the weighted sum of named parts, each logged."""
 
-    name: str = ""
+    name: str = local("")
     weights: dict[str, float] = field(default_factory=dict)  # part -> weight; parts: line, engine, legal, format
     accept: str = "line"  # moves that the environment lets pass: line (and any mate), or engine (every move within engine.delta)
 
@@ -170,7 +173,7 @@ class RlConfig:
     prompts: int = 16  # puzzles per step
     bins: list[str] = field(default_factory=list)  # restrict to these difficulty bins; empty: all
     temperature: float = 1.0
-    protocol: str = "think"  # think (trace, then answer) or answer (no trace)
+    protocol: str = "auto"  # think (trace, then answer), answer (no trace); auto: what the parent was trained with
     thinking_budget: int = 128  # tokens of trace after which the episode ends unsolved
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=1e-5, schedule="constant", warmup_ratio=0.0, weight_decay=0.0)

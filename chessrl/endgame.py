@@ -2,8 +2,9 @@
 
     python -m chessrl.endgame out=DIR [games=50000 puzzles=12200 seed=0 workers=0 max_plies=40 materials=KQK,KRRK,... engine=PATH]
 
-writes ``endgame_games.parquet``, ``endgame_puzzles.parquet`` and ``endgame_manifest.json``. Positions that a game passes through, and their
-mirror images, are dropped from the puzzles. The tables depend on the settings and the engine, not on the number of workers.
+writes ``endgame_games.parquet``, ``endgame_puzzles.parquet`` and ``endgame_manifest.json``. A decision is a position of a puzzle's line in
+which the solver is to move, mirror images counted as one: no game passes through a decision, and no two puzzles share one. The tables
+depend on the settings and the engine, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tqdm import tqdm
 from chessrl.command import parse_settings, run_command
 from chessrl.endgame_games import Game, GamesTask, PlainEngine, play_task
 from chessrl.endgame_positions import GAME_WEIGHTS
-from chessrl.endgame_puzzles import MatePuzzle, PuzzlesTask, cell_quotas, find_puzzles, puzzle_table
+from chessrl.endgame_puzzles import MatePuzzle, PuzzlesTask, apart_from_games, cell_quotas, find_puzzles, puzzle_table
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError
 
@@ -100,18 +101,17 @@ def assemble(
     reasons: Counter[str],
 ) -> None:
     """Drops the puzzles that games pass through (``visited``: canonical keys, int64), chooses and splits the rest, writes the pack."""
-    fresh = ~np.isin(np.array([puzzle.key for puzzle in found], dtype=np.int64), visited)
-    reasons = reasons + Counter({"a game passes through it": int((~fresh).sum())})
-    found = [puzzle for puzzle, keep in zip(found, fresh.tolist()) if keep]
+    apart, lost_to_games = apart_from_games(found, visited)
+    puzzles_table, not_chosen = puzzle_table(apart, settings.puzzles, settings.seed)
     games_table = pd.DataFrame([dataclasses.asdict(game) for game in games])
-    puzzles_table = puzzle_table(found, settings.puzzles, settings.seed)
-    reasons["surplus"] = len(found) - len(puzzles_table)
+    reasons = reasons + lost_to_games + not_chosen
 
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST_FILE).unlink(missing_ok=True)
     files = {name: _write(table, out / name) for name, table in ((GAMES_FILE, games_table), (PUZZLES_FILE, puzzles_table))}
     manifest = _manifest(settings, engine_name, games_table, puzzles_table) | {
+        "decisions_of_puzzles": int(puzzles_table["difficulty"].sum()),  # as many positions: no two puzzles share one
         "positions_visited_by_games": len(visited),
         "positions_rejected_as_puzzles": dict(sorted(reasons.items())),
         "files": files,

@@ -25,7 +25,9 @@ SPLIT_SHARES = {"sft": 4000, "rl": 5500, "validation": 800, "test": 1500, "priva
 BIN_SHARES = {"B1": 0.28, "B2": 0.19, "B3": 0.25, "B4": 0.16, "B5": 0.12}
 RL_BIN_SHARES = {"B1": 0.34, "B2": 0.24, "B3": 0.22, "B4": 0.12, "B5": 0.08}  # easier: a policy must sometimes solve what it learns from
 FIVE_MEN_WEIGHT = {1: 1.0, 2: 1.0, 3: 0.3, 4: 0.025}  # by distance: a mate in four of five men takes seconds to prove
-SURPLUS = 1.5  # puzzles sought per wanted one: some are lost to games, and a cell that runs short is made up by the others of its bin
+# Puzzles sought per wanted one, by distance: some are lost to games or share a decision with another, long lines most of all, and a cell
+# that runs short is made up by the others of its bin. Of five men, which take a search, no more are sought than of mates in one.
+SURPLUS = {1: 1.5, 2: 1.5, 3: 2.5, 4: 3.5}
 TRIES_PER_PUZZLE = 90  # random five-men positions looked at per puzzle sought
 CLAIM_NODES = 1000  # of the search that picks five-men positions worth a proof
 PUZZLES_STREAM = 2
@@ -49,7 +51,7 @@ class MatePuzzle:
     distance: int
     fen: str
     line: tuple[str, ...]  # UCI, 2 * distance - 1 plies
-    key: int  # canonical
+    keys: tuple[int, ...]  # canonical, of the positions in which the solver is to move, in the order of the line
 
     @property
     def bin(self) -> str:
@@ -94,6 +96,17 @@ def solve(board: chess.Board, distance: int, search: MateSearch) -> tuple[str, .
     return tuple(line)
 
 
+def decision_keys(board: chess.Board, line: Sequence[str]) -> tuple[int, ...]:
+    """Canonical keys of the positions of ``line`` (UCI) in which the solver, to move in ``board``, is to move."""
+    board = board.copy(stack=False)
+    keys = []
+    for ply, move in enumerate(line):
+        if ply % 2 == 0:
+            keys.append(canonical_key(board))
+        board.push_uci(move)
+    return tuple(keys)
+
+
 def longest_defence(board: chess.Board, mated_in: int, search: MateSearch) -> chess.Move:
     """The reply after which the mate takes all of ``mated_in`` moves, the first in UCI order among several."""
     for move in sorted(board.generate_legal_moves(), key=chess.Move.uci):
@@ -135,7 +148,7 @@ def _find_in_tables(task: PuzzlesTask, generator: np.random.Generator) -> tuple[
             board = boards[index] if generator.random() < 0.5 else boards[index].mirror()
             try:
                 puzzle = _puzzle(task.material, board, distance, MateSearch(), found)
-                found[puzzle.key] = puzzle
+                found[puzzle.keys[0]] = puzzle
             except Rejected as reason:
                 reasons[str(reason)] += 1
     return list(found.values()), reasons
@@ -163,7 +176,7 @@ def _find_by_search(task: PuzzlesTask, generator: np.random.Generator) -> tuple[
                 if search.mate_in(board, distance) != distance:
                     raise Rejected("the engine's distance is wrong")
                 puzzle = _puzzle(task.material, board, distance, search, found)
-                found[puzzle.key] = puzzle
+                found[puzzle.keys[0]] = puzzle
                 missing[distance] -= 1
             except Rejected as reason:
                 reasons[str(reason)] += 1
@@ -173,10 +186,10 @@ def _find_by_search(task: PuzzlesTask, generator: np.random.Generator) -> tuple[
 def _puzzle(material: str, board: chess.Board, distance: int, search: MateSearch, found: dict[int, MatePuzzle]) -> MatePuzzle:
     if not board.is_valid():
         raise Rejected("check that no move could have given")
-    key = canonical_key(board)
-    if key in found:
+    if canonical_key(board) in found:
         raise Rejected("mirror image of a puzzle")
-    return MatePuzzle(material, distance, board.fen(), solve(board, distance, search), key)
+    line = solve(board, distance, search)
+    return MatePuzzle(material, distance, board.fen(), line, decision_keys(board, line))
 
 
 # ---- how many, and for which split ----------------------------------------------------------------------------------------------------
@@ -209,28 +222,55 @@ def cell_quotas(puzzles: int, materials: Sequence[str]) -> dict[str, dict[int, i
     quotas: dict[str, dict[int, int]] = {material: {} for material in materials}
     for (material, distance), weight in weights.items():
         name = bin_of(distance, len(material))
-        quotas[material][distance] = math.ceil(SURPLUS * need[name] * weight / in_bin[name])
+        surplus = SURPLUS[distance if len(material) <= endgame_tables.LARGEST else 1]
+        quotas[material][distance] = math.ceil(surplus * need[name] * weight / in_bin[name])
     return quotas
 
 
-def puzzle_table(found: list[MatePuzzle], puzzles: int, seed: int) -> pd.DataFrame:
-    """Chooses ``puzzles`` of those found, cells of a bin in turn, and deals them to the splits at random.
+def apart_from_games(found: list[MatePuzzle], visited: np.ndarray) -> tuple[list[MatePuzzle], Counter[str]]:
+    """The puzzles of whose decisions none is in ``visited`` (canonical keys, int64), and the others counted by reason."""
+    seen = set(visited[np.isin(visited, [key for puzzle in found for key in puzzle.keys])].tolist())
+    apart: list[MatePuzzle] = []
+    reasons: Counter[str] = Counter()
+    for puzzle in found:
+        if puzzle.keys[0] in seen:
+            reasons["a game passes through it"] += 1
+        elif not seen.isdisjoint(puzzle.keys):
+            reasons["a game passes through a later decision"] += 1
+        else:
+            apart.append(puzzle)
+    return apart, reasons
 
+
+def puzzle_table(found: list[MatePuzzle], puzzles: int, seed: int) -> tuple[pd.DataFrame, Counter[str]]:
+    """Chooses ``puzzles`` of those found, cells of a bin in turn, and deals them to the splits at random; the others counted by reason.
+
+    No two chosen puzzles share a position in which the solver is to move. Long lines, which share most and are fewest, choose first.
     Raises UserError naming the bin that runs short.
     """
     generator = np.random.default_rng([seed, SPLITS_STREAM])
     counts = split_counts(puzzles)
     rows = []
-    for name in BIN_SHARES:
+    taken: set[int] = set()
+    reasons: Counter[str] = Counter()
+    for name in reversed(BIN_SHARES):
         wanted = sum(bins[name] for bins in counts.values())
-        chosen = _in_turn([puzzle for puzzle in found if puzzle.bin == name])[:wanted]
+        chosen: list[MatePuzzle] = []
+        for puzzle in _in_turn([puzzle for puzzle in found if puzzle.bin == name]):
+            if not taken.isdisjoint(puzzle.keys):
+                reasons["shares a decision with a chosen puzzle"] += 1
+            elif len(chosen) == wanted:
+                reasons["surplus"] += 1
+            else:
+                chosen.append(puzzle)
+                taken.update(puzzle.keys)
         if len(chosen) < wanted:
-            shortage = f"bin {name} needs {wanted} puzzles, {len(chosen)} were found"
+            shortage = f"bin {name} needs {wanted} puzzles, {len(chosen)} were found that share no decision with a game or one another"
             raise UserError(f"puzzles={puzzles}: {shortage}; ask for fewer puzzles or add materials")
         splits = [split for split, bins in counts.items() for _ in range(bins[name])]
         rows += [_row(puzzle, split) for puzzle, split in zip(chosen, generator.permutation(splits).tolist())]
     order = {split: place for place, split in enumerate(SPLIT_SHARES)}
-    return pd.DataFrame(sorted(rows, key=lambda row: (order[row["split"]], row["id"])))
+    return pd.DataFrame(sorted(rows, key=lambda row: (order[row["split"]], row["id"]))), reasons
 
 
 def _in_turn(puzzles: list[MatePuzzle]) -> list[MatePuzzle]:
@@ -246,7 +286,7 @@ def _in_turn(puzzles: list[MatePuzzle]) -> list[MatePuzzle]:
 
 def _row(puzzle: MatePuzzle, split: str) -> dict[str, str | int]:
     return {
-        "id": "eg-" + hashlib.sha256(str(puzzle.key).encode()).hexdigest()[:12],
+        "id": "eg-" + hashlib.sha256(str(puzzle.keys[0]).encode()).hexdigest()[:12],
         "fen": puzzle.fen,
         "moves": " ".join(puzzle.line),
         "lead": 0,

@@ -114,5 +114,15 @@ def _tables(puzzles: Sequence[Puzzle], roots: list[int], nodes: list[list[_Edge]
                 edge_next[node, place] = node + 1
     decisions = np.diff([*roots, count])
     keys = np.array([string_key(puzzle.id) for puzzle in puzzles], np.int64)
-    arrays = (np.array(roots, np.int64), keys, decisions.astype(np.int64), edge_key, edge_tokens, edge_next, edge_line, edge_reply, legal_key)
+    arrays = (
+        np.array(roots, np.int64),
+        keys,
+        decisions.astype(np.int64),
+        edge_key,
+        edge_tokens,
+        edge_next,
+        edge_line,
+        edge_reply,
+        legal_key,
+    )
     return Environment(*(torch.from_numpy(array) for array in arrays))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,10 +24,12 @@ from chessrl.errors import UserError
 from chessrl.launch import launch
 from chessrl.model import Transformer
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.run import digest, identity_of, read_summary, resolve_device
+from chessrl.run import adopt_parent, digest, identity_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
-from chessrl.verifier import environment_of
+from chessrl.verifier import engine_identity, environment_of
+
+STAGES = ("pretrain", "sft", "rl")
 
 
 def sample_policy(
@@ -50,7 +53,7 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
     repeated = [puzzle for puzzle in puzzles for _ in range(samples)]
     outcomes = [OUTCOMES[code] for code in result.outcome.tolist()]
     sampled = result.policy.sum(1)
-    closing = (result.outcome != OUTCOMES.index("no_end_think")).long() if settings.protocol == "think" else 0  # the token </T>
+    after_trace = result.trace_lengths + (settings.protocol == "think")  # </T>, or the token beyond the budget
     return pd.DataFrame(
         {
             "puzzle": [puzzle.id for puzzle in repeated],
@@ -67,7 +70,7 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
             "truncated": [outcome == "no_end_think" for outcome in outcomes],
             "failure": ["" if outcome == "solved" else outcome for outcome in outcomes],
             "trace_length": result.trace_lengths.tolist(),
-            "answer_length": (result.lengths - result.trace_lengths - closing).tolist(),
+            "answer_length": (result.lengths - after_trace).tolist(),
             "logprob": result.logprobs.double().sum(1).tolist(),
             "entropy": (result.entropies.double().sum(1) / sampled.clamp(min=1)).tolist(),
         }
@@ -92,38 +95,43 @@ def first_moves(result: Rollout, protocol: str) -> list[str]:
 # ---- command ----------------------------------------------------------------------------------------------------------------------------
 
 
-def protocol_of(config: Config, parent: dict[str, Any]) -> str:
-    """``auto``: game for a pretrained policy, which never saw ``<call_env>``; else what the policy was trained with."""
-    if config.evaluate.protocol != "auto":
-        return config.evaluate.protocol
-    if parent["stage"] == "pretrain":
-        return "game"
-    return "think" if parent["traces"] else "answer"
+def protocol_of(asked: str, parent: dict[str, Any]) -> str:
+    """``auto``: game for a pretrained policy, which never saw ``<call_env>``; else what the policy was trained with.
+
+    Raises UserError for a protocol whose tokens the policy has never seen.
+    """
+    known = {"pretrain": ("game",)}.get(parent["stage"], ("think", "answer") if parent.get("traces") else ("answer",))
+    if asked == "auto":
+        return known[0]
+    if asked not in known:
+        raise UserError(f"protocol={asked}: {parent['run_id']} plays by {' or '.join(known)} only, what it was trained with; use auto")
+    return asked
 
 
 def evaluation_folder(config: Config) -> Path:
     """Where the evaluation of ``config.parent`` under ``config.evaluate`` goes: its name hashes all that changes its numbers."""
-    parent = read_summary(Path(config.parent))
-    settings = replace(config.evaluate, protocol=protocol_of(config, parent))
-    identity = {"evaluate": identity_of(settings), "puzzles": world.puzzle_hash(config), "state": config.world.state, "precision": config.run.precision}
+    parent = adopt_parent(config, STAGES)
+    settings = replace(config.evaluate, protocol=protocol_of(config.evaluate.protocol, parent))
+    identity = {
+        "evaluate": identity_of(settings),
+        "puzzles": world.puzzle_hash(config),
+        "precision": config.run.precision,
+        "device": resolve_device(config.run.device).type,
+    }
     if settings.verifier == "engine":
-        identity["engine"] = identity_of(config.engine)
+        identity["engine"] = engine_identity(config)
     return Path(config.parent) / "evaluations" / digest(identity)
 
 
 def evaluate(config: Config) -> int:
     """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
-    if not config.parent:
-        raise UserError("parent is empty: give the run directory of the policy to evaluate (parent=outputs/rl-...)")
+    parent = adopt_parent(config, STAGES)
     directory, settings = Path(config.parent), config.evaluate
-    parent = read_summary(directory)
     folder = evaluation_folder(config)
     if (folder / "evaluation.json").exists():
         print(f"evaluate: {folder} is finished, skipped", flush=True)
         return 0
-    if max(settings.ks) > settings.samples:
-        raise UserError(f"evaluate.ks={settings.ks}: pass@{max(settings.ks)} needs at least as many samples, evaluate.samples={settings.samples}")
-    protocol = protocol_of(config, parent)
+    protocol = protocol_of(config.evaluate.protocol, parent)
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment = environment_of(config, puzzles, settings.verifier).to(model.device)
@@ -153,14 +161,16 @@ def evaluate(config: Config) -> int:
 
 def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], settings: dict[str, Any]) -> None:
     """Write the folder beside its place and move it there whole."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)
     passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
     rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
     n_samples = int(samples.groupby("puzzle").size().iloc[0])
-    write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique(), "settings": settings})
+    write_json(
+        temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique(), "settings": settings}
+    )
     replace_folder(temporary, folder)
 
 

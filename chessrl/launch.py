@@ -14,15 +14,17 @@ from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chessrl.config import Config
+from chessrl.config_check import check_values
 from chessrl.errors import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 USER_ERROR_STATUS = 2
+OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -39,12 +41,15 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
 
     def job(config: DictConfig) -> None:
         try:
-            statuses.append(work(typed(config)) or 0)
-        except UserError as error:
-            fail(error)
+            settings = typed(config)
+            check_values(settings)
+            statuses.append(work(settings) or 0)
+        except UserError as error:  # one job of a sweep: the others go on
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            statuses.append(USER_ERROR_STATUS)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
-    sys.exit(max(statuses, default=0))
+    sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
 
 
 def fail(error: UserError) -> None:
@@ -53,11 +58,26 @@ def fail(error: UserError) -> None:
 
 
 def typed(config: DictConfig) -> Config:
-    """The Config of a composed configuration. Raises UserError on a value of the wrong type."""
+    """The Config of a composed configuration. Raises UserError on a value of the wrong type and on a key that ``+`` added."""
+    if foreign := foreign_key(config):
+        raise UserError(no_such_key(foreign))
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(first_line(error)) from None
+
+
+def foreign_key(section: DictConfig, prefix: str = "") -> str | None:
+    """The first key that the section's dataclass does not have: OmegaConf lets ``+key=value`` add any."""
+    schema = OmegaConf.get_type(section)
+    if not is_dataclass(schema):
+        return None
+    for key in section:
+        if key not in {field.name for field in fields(schema)}:
+            return f"{prefix}{key}"
+        if isinstance(section[key], DictConfig) and (foreign := foreign_key(section[key], f"{prefix}{key}.")):
+            return foreign
+    return None
 
 
 def compose(name: str, overrides: list[str]) -> Config:
@@ -71,6 +91,8 @@ def compose(name: str, overrides: list[str]) -> Config:
 
 def explain(error: BaseException, overrides: list[str]) -> str:
     """One line of a composition error: the override at fault and what is allowed."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not readable as key=value; a value with signs such as = or , needs quotes of its own: \"key='a=b'\""
     messages = [str(error)]
     while error.__cause__ is not None:
         error = error.__cause__
@@ -81,19 +103,30 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     if choices:
         wanted, group, known = choices.groups()
         return f"{group}={wanted.split('/')[-1]}: no such preset; known are {', '.join(known.split())}"
+    no_list = re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple. full_key: (\S+)", text)
     value_fault = re.search(r"(Value '[^']*' .*?)(?: full_key: (\S+))", text)
+    if no_list:
+        given = next((override for override in overrides if override.lstrip("+").startswith(f"{no_list[2]}=")), no_list[2])
+        return f"{given}: expected a list, such as {given.replace('=', '=[', 1)}]"
     if value_fault:
         message, key = value_fault.groups()
         given = next((override for override in overrides if override.lstrip("+~").startswith(f"{key}=")), key)
         hint = "; write integers in digits, with _ to group them (100_000_000)" if "Integer" in message else ""
         return f"{given}: {message}{hint}"
     if unknown:
-        key = unknown.group(1)
-        near = difflib.get_close_matches(key, known_keys(Config), n=1, cutoff=0.5) or difflib.get_close_matches(
-            key.split(".")[-1], [known.split(".")[-1] for known in known_keys(Config)], n=1
-        )
-        return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "; python -m chessrl --cfg job prints them all")
+        return no_such_key(unknown.group(1))
     return first_line(error)
+
+
+def no_such_key(key: str) -> str:
+    """What to say of a key that the schema does not have, with the nearest one that it has."""
+    table = next((known for known in OPEN_TABLES if key == known or key.startswith(f"{known}.")), None)
+    if table:
+        return f"{key}: the preset does not have this entry of {table}; add it with a plus: +{table}.NAME=VALUE"
+    near = difflib.get_close_matches(key, known_keys(Config), n=1, cutoff=0.5) or difflib.get_close_matches(
+        key.split(".")[-1], [known.split(".")[-1] for known in known_keys(Config)], n=1
+    )
+    return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "; python -m chessrl --cfg job prints them all")
 
 
 def known_keys(section: type, prefix: str = "") -> list[str]:

@@ -61,7 +61,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPSILON)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPSILON)
 
 
 class Attention(nn.Module):
@@ -81,11 +81,11 @@ class Attention(nn.Module):
         q = self.q_norm(self.q_proj(x).view(batch, length, self.heads, self.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype), is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), k, v
 
     def decode(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, end: int, mask: Tensor | None) -> Tensor:

@@ -43,7 +43,11 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     if unknown or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")
     start = time.monotonic()
-    total = len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1) + config.pipeline.engine_evaluation + config.pipeline.report
+    total = (
+        len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)
+        + (config.pipeline.evaluate and config.pipeline.engine_evaluation)
+        + config.pipeline.report
+    )
     done = 0
 
     def call(module: str, *extra: str) -> Path | None:
@@ -98,8 +102,12 @@ def run_child(command: list[str], result: Path) -> Path | None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if status < 0:  # killed by a signal: the status that a shell gives
+        status = 128 - status
     if status != 0:
-        raise StageFailed(status, f"{shlex.join(['python', *command[1:]])} ended with status {status}; the pipeline's command goes on from there")
+        raise StageFailed(
+            status, f"{shlex.join(['python', *command[1:]])} ended with status {status}; the pipeline's command goes on from there"
+        )
     return Path(result.read_text()) if result.exists() else None
 
 

@@ -27,7 +27,7 @@ SOLVED_CODE, WRONG, ILLEGAL, MALFORMED, UNCLOSED, NO_END_THINK = range(len(OUTCO
 _RUNNING = -1
 _THINKING, _MOVING, _REPLYING = range(3)
 COMPACT_SHARE = 0.25  # finished sequences leave the batch once they are this share of it
-SYNC_STEPS = {"cpu": 1, "cuda": 64, "mps": 16}  # how often the host looks at the count of finished sequences
+SYNC_STEPS = {"cpu": 1, "cuda": 64}  # how often the host looks at the count of finished sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,12 @@ def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
 
 @torch.no_grad()
 def rollout(
-    model: Transformer, environment: Environment, puzzles: Sequence[int], prompts: Sequence[Sequence[int]], group: int, settings: SamplingSettings
+    model: Transformer,
+    environment: Environment,
+    puzzles: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    group: int,
+    settings: SamplingSettings,
 ) -> Rollout:
     """Sample ``group`` episodes of each puzzle. ``prompts`` are the puzzles' prompt ids, ``<T>`` included where the protocol thinks."""
     device = model.device
@@ -135,7 +140,7 @@ def rollout(
     logits, cache = model.prefill(prompt_ids, prompt_lengths)
     rows = torch.arange(len(prompts), device=device).repeat_interleave(group)
     walk = _start(environment, torch.tensor(puzzles, device=device)[rows], group, settings)
-    record = _Record(len(rows), _longest_episode(environment, puzzles, settings), device)
+    record = _Record(len(rows), _longest_episode(environment, puzzles, settings), settings.thinking_budget, device)
     sampler = _Sampler(model, environment, settings, record)
     sampler.run(walk, logits[rows], cache.select(rows))
     return record.finish(prompt_ids[rows], prompt_lengths[rows], torch.tensor(puzzles, device=device)[rows])
@@ -177,7 +182,8 @@ def _start(environment: Environment, puzzles: Tensor, group: int, settings: Samp
 class _Record:
     """What the walk leaves behind, for all sequences of the batch."""
 
-    def __init__(self, count: int, longest: int, device: torch.device):
+    def __init__(self, count: int, longest: int, budget: int, device: torch.device):
+        self.budget = budget
         self.tokens = torch.full((count, longest), notation.PAD, device=device)
         self.policy = torch.zeros((count, longest), dtype=torch.bool, device=device)
         self.logprobs = torch.zeros((count, longest), device=device)
@@ -202,10 +208,12 @@ class _Record:
         self.outcome[walk.row] = walk.outcome
         self.strict[walk.row] = walk.strict & (walk.outcome == SOLVED_CODE)
         self.by_line[walk.row] = walk.by_line & (walk.outcome == SOLVED_CODE)
-        self.trace_lengths[walk.row] = walk.thought
+        self.trace_lengths[walk.row] = walk.thought.clamp(max=self.budget)
         self.moves[walk.row] = walk.moves
 
     def finish(self, prompts: Tensor, prompt_lengths: Tensor, puzzles: Tensor) -> Rollout:
+        if bool(self.logprobs.isnan().any()):
+            raise UserError("the policy's probabilities are not numbers: its training diverged, or its weights are damaged")
         used = int(self.lengths.max())
         columns = (self.tokens, self.policy, self.logprobs, self.entropies)
         tokens, policy, logprobs, entropies = (column[:, :used] for column in columns)
@@ -338,9 +346,7 @@ class _Sampler:
 
 
 @torch.no_grad()
-def continue_text(
-    model: Transformer, prompts: Sequence[Sequence[int]], keys: Tensor, new_tokens: int, temperature: float
-) -> Tensor:
+def continue_text(model: Transformer, prompts: Sequence[Sequence[int]], keys: Tensor, new_tokens: int, temperature: float) -> Tensor:
     """Plain sampling without an environment: ``keys`` (P, G) random keys, one per sample. Returns (P, G, new_tokens) ids."""
     group = keys.shape[1]
     prompt_ids, lengths = pad_prompts(prompts, model.device)

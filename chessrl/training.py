@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from chessrl import notation
 from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
 from chessrl.run import RUN_DIRECTORY_FILE, Interrupted, Run
-
 
 # ---- optimiser --------------------------------------------------------------------------------------------------------------------------
 
@@ -114,12 +112,12 @@ class Counters:
     flops: int = 0
     flops_with_attention: int = 0
 
-    def add_training(self, cost: Cost, lengths: Tensor, loss_tokens: int, *, passes: int = 1) -> None:
-        """One optimiser step over documents of the given lengths, each seen ``passes`` times by forward and backward."""
+    def add_training(self, cost: Cost, lengths: Tensor, loss_tokens: int) -> None:
+        """One optimiser step over documents of the given lengths."""
         tokens = int(lengths.sum())
         self.tokens += tokens
         self.loss_tokens += loss_tokens
-        self.add_flops(passes * cost.training_flops(tokens), passes * 3 * cost.attention_flops(causal_pairs(lengths)))
+        self.add_flops(cost.training_flops(tokens), 3 * cost.attention_flops(causal_pairs(lengths)))
 
     def add_flops(self, flops: int, attention: int) -> None:
         self.flops += flops
@@ -172,11 +170,6 @@ def run_stage(stage: str, config: Config, identity: dict[str, Any], work: Callab
         return 128 + stop.number
     print(f"{stage}: {run.directory} finished", flush=True)
     return 0
-
-
-def steps_with_progress(run: Run, state: TrainingState, steps: int) -> Iterator[int]:
-    """Steps state.step + 1 .. steps with a bar and its ETA."""
-    return iter(tqdm(range(state.step + 1, steps + 1), initial=state.step, total=steps, desc=run.stage, unit="step", mininterval=1.0))
 
 
 class Stopwatch:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from chessrl.config import Config
+from chessrl.config import Config, EngineConfig
 from chessrl.engine import Engine, EngineSettings
 from chessrl.engine_labels import accepted_moves, position_key
 from chessrl.environment import Environment, build_environment, solver_decisions
 from chessrl.errors import UserError
 from chessrl.puzzles import Puzzle
+from chessrl.run import identity_of
 
 VERIFIERS = ("line", "engine")
 
@@ -24,22 +27,25 @@ def environment_of(config: Config, puzzles: Sequence[Puzzle], verifier: str) -> 
     raise UserError(f"verifier={verifier!r}: expected one of {', '.join(VERIFIERS)}")
 
 
+def engine_settings(config: EngineConfig) -> EngineSettings:
+    """The settings of the engine pool; ``delta`` and ``mate_slack`` are the reading of its labels."""
+    keys = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in ("delta", "mate_slack")}
+    return EngineSettings(**keys)
+
+
+def engine_identity(config: Config) -> dict[str, Any]:
+    """What decides the engine's verdicts: its name, net and limits, and how its labels are read."""
+    with Engine(engine_settings(config.engine)) as engine:
+        return identity_of(config.engine) | {"engine": engine.identity}
+
+
 def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> dict[str, list[str]]:
     """Moves that the engine accepts at every solver decision of the lines; a position it cannot score accepts none beyond the line's."""
     settings = config.engine
     boards = {position_key(board): board for puzzle in puzzles for board, _, _ in solver_decisions(puzzle)}
     cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
     cache.parent.mkdir(parents=True, exist_ok=True)
-    engine_settings = EngineSettings(
-        path=settings.path,
-        mode=settings.mode,
-        depth=settings.depth,
-        nodes=settings.nodes,
-        hash_mb=settings.hash_mb,
-        workers=settings.workers,
-        deadline_s=settings.deadline_s,
-    )
-    with Engine(engine_settings, cache) as engine:
+    with Engine(engine_settings(settings), cache) as engine:
         labels = engine.label(list(boards.values()), progress=True)
         print(f"engine: {engine.identity}; " + ", ".join(f"{name} {count:,}" for name, count in engine.counts.items()), flush=True)
     return {

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from chessrl import corpus, endgame
@@ -49,7 +51,12 @@ def _check(world: WorldConfig) -> None:
                 raise UserError(f"world.{key} is empty. {WHERE_TO_GET[f'world.{key}']}")
 
 
+def _paths(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
 def _sources(paths: list[str], key: str) -> list[dict]:
+    """Size and hash of each file: what stands for it, wherever it lies."""
     for path in paths:
         if not Path(path).is_file():
             raise UserError(f"{key}={path}: no such file. {WHERE_TO_GET[key]}")
@@ -66,13 +73,13 @@ def puzzle_table(config: Config) -> Path:
     if world.name == "endgame":
         return endgame.PACK / endgame.PUZZLES_FILE
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
-    key = digest([_sources(world.puzzles, "world.puzzles"), sizes, world.seed])
+    key = digest([_sources(_paths(world.puzzles), "world.puzzles"), sizes, world.seed])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
     with _locked(path):
         if not path.exists():
             report = ReadReport()
             filters = PuzzleFilters(verify=True)
-            puzzles = [puzzle for source in world.puzzles for puzzle in read_lichess_csv(source, filters, report)]
+            puzzles = [puzzle for source in _paths(world.puzzles) for puzzle in read_lichess_csv(source, filters, report)]
             print(f"puzzles: {report.summary()}", flush=True)
             splitting = ReadReport()
             chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
@@ -93,18 +100,19 @@ def puzzles_of_split(config: Config, split: str, bins: Iterable[str] = ()) -> li
 
 def puzzle_hash(config: Config) -> str:
     """What stands for the puzzles in a run's identity."""
-    return hashlib.sha256(puzzle_table(config).read_bytes()).hexdigest()[:16]
+    table = pd.read_parquet(puzzle_table(config)).astype(str)  # the content: bytes differ between versions of the writer
+    return hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()[:16]
 
 
 # ---- games ------------------------------------------------------------------------------------------------------------------------------
 
 
 def corpus_folder(config: Config) -> Path:
-    """The token shards of the world's games, made once. No game passes through a position in which a puzzle's solver is asked."""
+    """The token shards of the world's games, made once. No game passes through a solver's decision of any puzzle of the table."""
     world = config.world
     _check(world)
     table = puzzle_table(config)
-    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else world.games, "world.games")
+    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games), "world.games")
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
     folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
     with _locked(folder):
@@ -115,10 +123,13 @@ def corpus_folder(config: Config) -> Path:
 
 def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
     report = ReadReport()
-    games, total = _endgame_games() if world.name == "endgame" else (_lichess_games(world, report), None)
-    games = islice(games, world.max_games)
-    blocked = {solver_position_keys(puzzle)[0] for puzzle in load_puzzles(table)}
-    progress = tqdm(games, desc="games to tokens", unit="game", total=min(total or world.max_games or 0, world.max_games or total or 0) or None)
+    if world.name == "endgame":
+        table_of_games = endgame.load_games()[: world.max_games]
+        games, total = games_from_table(table_of_games, workers=2), len(table_of_games)
+    else:
+        games, total = islice(_lichess_games(world, report), world.max_games), world.max_games
+    blocked = {key for puzzle in load_puzzles(table) for key in solver_position_keys(puzzle)}
+    progress = tqdm(games, desc="games to tokens", unit="game", total=total)
     manifest = corpus.build_corpus(
         progress,
         folder,
@@ -130,21 +141,20 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
         blocked=blocked,
         reading=report if world.name == "lichess" else None,
     )
+    if world.name == "lichess":
+        print(f"games: {report.summary()}", flush=True)
     counts = manifest["splits"]["train"]
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in manifest["games"]["dropped"].items())
-    print(f"corpus: {counts['tokens']:,} tokens in {counts['documents']:,} training games" + (f"; left out: {dropped}" if dropped else ""), flush=True)
-
-
-def _endgame_games() -> tuple[Iterator[Game], int]:
-    table = endgame.load_games()
-    return games_from_table(table, workers=2), len(table)
+    print(
+        f"corpus: {counts['tokens']:,} tokens in {counts['documents']:,} training games" + (f"; left out: {dropped}" if dropped else ""),
+        flush=True,
+    )
 
 
 def _lichess_games(world: WorldConfig, report: ReadReport) -> Iterator[Game]:
     excluded = () if world.bullet else GameFilters().exclude_time_classes
     filters = GameFilters(exclude_time_classes=excluded, min_rating=world.min_elo, max_rating=world.max_elo)
-    yield from read_games(world.games, filters=filters, report=report)
-    print(f"games: {report.summary()}", flush=True)
+    return read_games(_paths(world.games), filters=filters, report=report)
 
 
 def open_corpus(config: Config) -> tuple[Corpus, Corpus]:

@@ -16,7 +16,6 @@ from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, build_model
 from chessrl.run import Run, identity_of, resolve_device
 from chessrl.training import (
-    Counters,
     Stopwatch,
     TrainingState,
     build_optimizer,
@@ -26,7 +25,6 @@ from chessrl.training import (
     next_token_logprobs,
     optimizer_step,
     pad,
-    steps_with_progress,
     token_batches,
 )
 
@@ -56,17 +54,19 @@ def train(run: Run) -> None:
     stopwatch = Stopwatch()
     steps = len(batches)
     validation_loss = None
-    for step in steps_with_progress(run, state, steps):
+    for step in run.loop(state.step, steps):
         documents = [corpus.document(index) for index in batches[step - 1]]
-        loss, loss_tokens = accumulate_gradient(model, documents, config.run.micro_batch_tokens)
+        loss, loss_tokens = accumulate_gradient(model, documents, run.micro_batch_tokens)
         rate = learning_rate(settings.optimizer, step, steps)
         norm = optimizer_step(model, state.optimizer, rate, settings.optimizer.clip)
         lengths = torch.tensor([len(document) for document in documents])
         state.counters.add_training(cost, lengths, loss_tokens)
         state.step = step
-        metrics = {"step": step, **state.counters.as_dict(), "loss": loss, "lr": rate, "grad_norm": norm} | stopwatch.lap(int(lengths.sum()))
+        metrics = {"step": step, **state.counters.as_dict(), "loss": loss, "lr": rate, "grad_norm": norm} | stopwatch.lap(
+            int(lengths.sum())
+        )
         if step % settings.validation_every == 0 or step == steps:
-            validation_loss = metrics["validation/loss"] = mean_loss(model, held_out, config.run.micro_batch_tokens)
+            validation_loss = metrics["validation/loss"] = mean_loss(model, held_out, run.micro_batch_tokens)
             tqdm.write(f"pretrain step {step}/{steps}: loss {loss:.4f}, validation {validation_loss:.4f} nats per move token")
         run.log(metrics)
         if step in settings.save_steps:
@@ -74,19 +74,24 @@ def train(run: Run) -> None:
         run.checkpoint(step, step == steps, state.state_dict)
     save_model(model, run.directory / "model")
     if validation_loss is None:  # resumed after the last step
-        validation_loss = mean_loss(model, held_out, config.run.micro_batch_tokens)
-    run.summarise(config.model, {}, summary(state.counters, validation_loss, run.identity["data"]))
-
-
-def summary(counters: Counters, validation_loss: float, data: str) -> dict[str, Any]:
-    return counters.as_dict() | {"flops_by_stage": {"pretrain": counters.flops}, "validation/loss": validation_loss, "data": data}
+        validation_loss = mean_loss(model, held_out, run.micro_batch_tokens)
+    values = {
+        "step": steps,
+        "validation/loss": validation_loss,
+        "data": run.identity["data"],
+        "flops_by_stage": {"pretrain": state.counters.flops},
+    }
+    world_of_run = {"name": config.world.name, "state": config.world.state}
+    run.summarise(config.model, {}, state.counters.as_dict() | values | {"world": world_of_run})
 
 
 def plan(corpus: Corpus, config: Config) -> list[np.ndarray]:
     """The documents of every step. Refuses more tokens than the corpus holds, unless repeats are allowed, and fewer than one batch."""
     settings, held = config.pretrain, int(corpus.lengths.sum())
     if settings.tokens < settings.batch_tokens:
-        raise UserError(f"pretrain.tokens={settings.tokens} is less than one step of pretrain.batch_tokens={settings.batch_tokens}: raise it")
+        raise UserError(
+            f"pretrain.tokens={settings.tokens} is less than one step of pretrain.batch_tokens={settings.batch_tokens}: raise it"
+        )
     if settings.tokens > held and not settings.allow_repeats:
         raise UserError(
             f"pretrain.tokens={settings.tokens:,} is more than the {held:,} training tokens of the corpus: "

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,13 +17,13 @@ from chessrl.checkpoint import load_model, save_model
 from chessrl.config import AlgorithmConfig, Config
 from chessrl.environment import Environment
 from chessrl.errors import UserError
-from chessrl.evaluate import sample_policy
+from chessrl.evaluate import protocol_of, sample_policy
 from chessrl.model import Cost, Transformer, causal_pairs
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.run import Run, identity_of, read_summary, resolve_device
-from chessrl.sampler import NO_END_THINK, PROTOCOLS, Rollout, SamplingSettings, rollout
-from chessrl.training import Counters, Stopwatch, TrainingState, build_optimizer, learning_rate, shuffled, steps_with_progress
-from chessrl.verifier import environment_of
+from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
+from chessrl.sampler import NO_END_THINK, Rollout, SamplingSettings, rollout
+from chessrl.training import Counters, Stopwatch, TrainingState, build_optimizer, learning_rate, shuffled
+from chessrl.verifier import engine_identity, environment_of
 from rl.objective import group_advantages
 from rl.rewards import check_reward, reward_parts, total_reward
 from rl.update import Batch, build_batch, score, update
@@ -32,11 +31,8 @@ from rl.update import Batch, build_batch, score, update
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, algorithm, reward, precision and device kind."""
-    if not config.parent:
-        raise UserError("parent is empty: give the run directory of the policy that RL starts from (parent=outputs/sft-...)")
-    parent = read_summary(Path(config.parent))
-    if parent["stage"] not in ("sft", "rl"):
-        raise UserError(f"parent={config.parent} is a run of stage {parent['stage']}: RL starts from an sft or rl run")
+    parent = adopt_parent(config, ("sft", "rl"))
+    config.rl.protocol = protocol_of(config.rl.protocol, parent)
     check(config)
     kept = {
         "parent": parent["run_id"],
@@ -48,20 +44,21 @@ def identity(config: Config) -> dict[str, Any]:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    return kept | ({"engine": identity_of(config.engine)} if config.reward.accept == "engine" else {})
+    return kept | ({"engine": engine_identity(config)} if config.reward.accept == "engine" else {})
 
 
 def check(config: Config) -> None:
     """Refuse what cannot be trained."""
     check_reward(config.reward)
-    if config.algorithm.group < 2:
-        raise UserError(f"algorithm.group={config.algorithm.group}: a group needs at least 2 samples to compare")
-    if config.rl.temperature <= 0:
-        raise UserError(f"rl.temperature={config.rl.temperature}: greedy rollouts are all alike, use a temperature above 0")
-    if config.rl.protocol not in PROTOCOLS[:2]:
-        raise UserError(f"rl.protocol={config.rl.protocol!r}: expected {' or '.join(PROTOCOLS[:2])}")
+    available = len(world.puzzles_of_split(config, "rl", config.rl.bins))
+    if config.rl.prompts > available:
+        raise UserError(
+            f"rl.prompts={config.rl.prompts} is more than the {available} puzzles of rl.bins={config.rl.bins}: lower it, or allow more bins"
+        )
     if config.algorithm.minibatches > config.rl.prompts:
-        raise UserError(f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group")
+        raise UserError(
+            f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group"
+        )
 
 
 def train(run: Run) -> None:
@@ -81,14 +78,16 @@ def train(run: Run) -> None:
         state.load(resumed)
     stopwatch = Stopwatch()
     constant_steps = 0
-    for step in steps_with_progress(run, state, settings.steps):
+    for step in run.loop(state.step, settings.steps):
         chosen = puzzles_of_step(len(puzzles), settings.prompts, settings.data_seed, step)
-        sampling = SamplingSettings(settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl", step=step)
+        sampling = SamplingSettings(
+            settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl", step=step
+        )
         episodes = rollout(model, environment, chosen, [prompts[index] for index in chosen], algorithm.group, sampling)
         parts = reward_parts(episodes, config.reward.weights)
         rewards = total_reward(parts, config.reward.weights).view(-1, algorithm.group)
         batch = build_batch(episodes, group_advantages(rewards, algorithm.advantage, algorithm.std_floor).flatten())
-        budget = config.run.micro_batch_tokens
+        budget = run.micro_batch_tokens
         reference_logprobs = score(reference, batch, settings.temperature, budget)
         rate = learning_rate(settings.optimizer, step, settings.steps)
         measures = update(
@@ -102,29 +101,33 @@ def train(run: Run) -> None:
         if step % settings.validation_every == 0 or step == settings.steps:
             solved = validate(model, validation_environment, validation, config)
             metrics["validation/pass_at_1"] = solved
-            tqdm.write(f"rl step {step}/{settings.steps}: reward {metrics['reward']:.3f}, validation pass@1 {solved:.3f}, kl {measures['kl']:.4f}")
+            tqdm.write(
+                f"rl step {step}/{settings.steps}: reward {metrics['reward']:.3f}, validation pass@1 {solved:.3f}, kl {measures['kl']:.4f}"
+            )
         constant_steps = constant_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
         if constant_steps == 10:
-            tqdm.write("rl: ten steps in a row had equal rewards within every group, so nothing was learned: easier rl.bins, a larger group?")
+            tqdm.write(
+                "rl: ten steps in a row had equal rewards within every group, so nothing was learned: easier rl.bins, a larger group?"
+            )
         run.log(metrics)
         if step in settings.save_steps:
             save_model(model, run.directory / "models" / f"step-{step}")
         run.checkpoint(step, step == settings.steps, state.state_dict)
     save_model(model, run.directory / "model")
     ancestors = read_summary(parent)
-    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think"}
+    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]}
     values["flops_by_stage"] = ancestors["flops_by_stage"] | {"rl": ancestors["flops_by_stage"].get("rl", 0) + state.counters.flops}
     run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
 
 def puzzles_of_step(count: int, prompts: int, seed: int, step: int) -> list[int]:
-    """The puzzles of a step: one pass after the other through seeded permutations, a function of (seed, step) alone."""
-    first = (step - 1) * prompts
-    places = range(first, first + prompts)
-    passes = {place // count: shuffled(count, seed, place // count) for place in (first, first + prompts - 1)}
-    for number in range(min(passes), max(passes) + 1):
-        passes.setdefault(number, shuffled(count, seed, number))
-    return [int(passes[place // count][place % count]) for place in places]
+    """The distinct puzzles of a step, a function of (seed, step) alone: whole steps of one seeded permutation after the other.
+
+    What a permutation has beyond whole steps waits for a later one: a puzzle twice in a step would draw the same samples twice.
+    """
+    steps_per_pass = count // prompts
+    number, place = divmod(step - 1, steps_per_pass)
+    return shuffled(count, seed, number)[place * prompts : (place + 1) * prompts].tolist()
 
 
 def count_flops(counters: Counters, cost: Cost, batch: Batch, episodes: Rollout, algorithm: AlgorithmConfig) -> None:
@@ -134,7 +137,7 @@ def count_flops(counters: Counters, cost: Cost, batch: Batch, episodes: Rollout,
     """
     tokens, pairs = int(batch.lengths.sum()), causal_pairs(batch.lengths)
     counters.tokens += tokens
-    counters.loss_tokens += int(batch.policy.sum()) * algorithm.epochs
+    counters.loss_tokens += int(batch.policy.sum())
     passes = 1 + 1 + 3 * algorithm.epochs  # forward passes: sampling, reference, forward and backward of each epoch
     counters.add_flops(passes * cost.forward_flops(tokens), passes * cost.attention_flops(pairs))
 
@@ -163,6 +166,8 @@ def rollout_metrics(episodes: Rollout, parts: dict[str, Tensor], rewards: Tensor
 def validate(model: Transformer, environment: Environment, puzzles: list[Puzzle], config: Config) -> float:
     """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step."""
     settings = config.rl
-    sampling = SamplingSettings(settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation")
+    sampling = SamplingSettings(
+        settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation"
+    )
     table = sample_policy(model, environment, puzzles, config.world.state, settings.validation_samples, sampling, config.evaluate.batch)
     return float(table["solved"].mean())

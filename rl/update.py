@@ -74,7 +74,9 @@ def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> 
     scores = torch.zeros_like(batch.sampled)
     for places in micro_batches(batch.lengths.tolist(), budget):
         part = batch.rows(places)
-        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = next_token_logprobs(model, part.tokens, temperature)
+        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = next_token_logprobs(
+            model, part.tokens, temperature
+        )
     return scores
 
 

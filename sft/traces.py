@@ -68,10 +68,18 @@ def _keys(puzzles: Sequence[Puzzle], draws: int, seed: int, part: int, device: t
 
 
 def _first_moves(
-    model: Transformer, puzzles: Sequence[Puzzle], prompts: list[list[int]], boards: list[chess.Board], config: TraceConfig, seed: int, report: TraceReport
+    model: Transformer,
+    puzzles: Sequence[Puzzle],
+    prompts: list[list[int]],
+    boards: list[chess.Board],
+    config: TraceConfig,
+    seed: int,
+    report: TraceReport,
 ) -> list[list[chess.Move]]:
     """Distinct legal first moves of each puzzle in the order of their sampling."""
-    sampled = continue_text(model, prompts, _keys(puzzles, config.candidates, seed, 0, model.device), LONGEST_MOVE, config.temperature).cpu()
+    sampled = continue_text(
+        model, prompts, _keys(puzzles, config.candidates, seed, 0, model.device), LONGEST_MOVE, config.temperature
+    ).cpu()
     report.sampled_tokens += sampled.numel()
     report.prompt_tokens += sum(map(len, prompts))
     moves = []
@@ -105,7 +113,11 @@ def _continue(
     for place, puzzle in enumerate(puzzles):
         rng = np.random.Generator(np.random.Philox(key=[seed, string_key(puzzle.id) % 2**64]))
         for move in candidates[place]:
-            count = int(rounded_lognormal(rng, config.continuations_mean, config.continuations_sigma, config.continuations_min, config.continuations_max, 1)[0])
+            count = int(
+                rounded_lognormal(
+                    rng, config.continuations_mean, config.continuations_sigma, config.continuations_min, config.continuations_max, 1
+                )[0]
+            )
             for length in rounded_lognormal(rng, config.length_mean, config.length_sigma, config.length_min, config.length_max, count):
                 jobs.append((place, move, int(length) - 1))
     texts = _sample_continuations(model, puzzles, prompts, boards, jobs, config, seed, report)

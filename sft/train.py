@@ -13,12 +13,10 @@ from tqdm import tqdm
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, save_model, write_json
 from chessrl.config import Config
-from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer
 from chessrl.puzzles import Puzzle
-from chessrl.run import Run, identity_of, read_summary, resolve_device
+from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
 from chessrl.training import (
-    Counters,
     Stopwatch,
     TrainingState,
     build_optimizer,
@@ -27,7 +25,6 @@ from chessrl.training import (
     next_token_logprobs,
     optimizer_step,
     pad,
-    steps_with_progress,
     token_batches,
 )
 from sft.examples import ANSWER, TRACE, Example, build_examples
@@ -36,11 +33,7 @@ from sft.traces import TraceReport, build_trees
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
-    if not config.parent:
-        raise UserError("parent is empty: give the run directory of the pretrained model to fine-tune (parent=outputs/pretrain-...)")
-    parent = read_summary(Path(config.parent))
-    if parent["stage"] != "pretrain":
-        raise UserError(f"parent={config.parent} is a run of stage {parent['stage']}: fine-tuning starts from a pretrain run")
+    parent = adopt_parent(config, ("pretrain",))
     return {
         "parent": parent["run_id"],
         "puzzles": world.puzzle_hash(config),
@@ -60,21 +53,19 @@ def train(run: Run) -> None:
     puzzles = world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]
     report = TraceReport()
-    examples, validation = (build(model, group, config, report) for group in (puzzles, held_out))
+    examples, validation = build(model, puzzles, config, report), build(model, held_out, config, TraceReport())
     lengths = np.array([len(example.tokens) for example in examples])
     batches = token_batches(lengths, settings.batch_tokens, settings.data_seed, epochs=settings.epochs)
-    counters = Counters()
-    counters.add_flops(cost.forward_flops(report.sampled_tokens + report.prompt_tokens), 0)
-    state = TrainingState(model, build_optimizer(model, settings.optimizer), counters=counters)
+    state = TrainingState(model, build_optimizer(model, settings.optimizer))
     if resumed := run.resume():
         state.load(resumed)
     stopwatch = Stopwatch()
     steps = len(batches)
     every = max(1, steps // settings.epochs)
     held_out_loss: dict[str, float] = {}
-    for step in steps_with_progress(run, state, steps):
+    for step in run.loop(state.step, steps):
         chosen = [examples[index] for index in batches[step - 1]]
-        losses, loss_tokens = accumulate_gradient(model, chosen, config.run.micro_batch_tokens)
+        losses, loss_tokens = accumulate_gradient(model, chosen, run.micro_batch_tokens)
         rate = learning_rate(settings.optimizer, step, steps)
         norm = optimizer_step(model, state.optimizer, rate, settings.optimizer.clip)
         state.counters.add_training(cost, torch.tensor([len(example.tokens) for example in chosen]), loss_tokens)
@@ -82,9 +73,11 @@ def train(run: Run) -> None:
         metrics = {"step": step, **state.counters.as_dict(), **losses, "lr": rate, "grad_norm": norm}
         metrics |= stopwatch.lap(sum(len(example.tokens) for example in chosen))
         if step % every == 0 or step == steps:
-            held_out_loss = validation_losses(model, validation, config.run.micro_batch_tokens)
+            held_out_loss = validation_losses(model, validation, run.micro_batch_tokens)
             metrics |= held_out_loss
-            tqdm.write(f"sft step {step}/{steps}: loss {losses['loss']:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token")
+            tqdm.write(
+                f"sft step {step}/{steps}: loss {losses['loss']:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token"
+            )
         run.log(metrics)
         if step in settings.save_steps:
             save_model(model, run.directory / "models" / f"step-{step}")
@@ -92,10 +85,14 @@ def train(run: Run) -> None:
     save_model(model, run.directory / "model")
     write_json(run.directory / "traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
     if not held_out_loss:  # resumed after the last step
-        held_out_loss = validation_losses(model, validation, config.run.micro_batch_tokens)
+        held_out_loss = validation_losses(model, validation, run.micro_batch_tokens)
     ancestors = read_summary(parent)
-    values = state.counters.as_dict() | held_out_loss | {"traces": settings.trace.enabled, "puzzles": len(puzzles)}
-    values["flops_by_stage"] = ancestors["flops_by_stage"] | {"sft": state.counters.flops}
+    values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    sampling = cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
+    values |= {
+        "flops_by_stage": ancestors["flops_by_stage"] | {"traces": sampling, "sft": state.counters.flops},
+        "world": ancestors["world"],
+    }
     run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
 
 

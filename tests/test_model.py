@@ -17,7 +17,18 @@ from chessrl.model import Cost, build_model, causal_pairs, token_entropies, toke
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
 TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=4, kv_heads=2, head_dim=16)
-PAPER_MILLIONS = {"5m": 5.1, "10m": 11.8, "20m": 20.5, "32m": 31.6, "50m": 47.3, "100m": 101.6, "200m": 203.1, "410m": 411.3, "680m": 678.6, "1b": 1030}
+PAPER_MILLIONS = {
+    "5m": 5.1,
+    "10m": 11.8,
+    "20m": 20.5,
+    "32m": 31.6,
+    "50m": 47.3,
+    "100m": 101.6,
+    "200m": 203.1,
+    "410m": 411.3,
+    "680m": 678.6,
+    "1b": 1030,
+}
 
 
 def preset(name: str, vocabulary: int) -> ModelConfig:

@@ -83,7 +83,9 @@ def test_three_normalisers_on_a_batch_by_hand():
 def test_clipped_surrogate_against_the_formula():
     log_ratio = torch.tensor([[-1.0, -0.1, 0.0, 0.1, 1.0]], dtype=torch.float64)
     for advantage in (2.0, -3.0):
-        terms = token_terms(log_ratio, torch.zeros_like(log_ratio), log_ratio, torch.tensor([[advantage]]), AlgorithmConfig("grpo", beta=0.5))
+        terms = token_terms(
+            log_ratio, torch.zeros_like(log_ratio), log_ratio, torch.tensor([[advantage]]), AlgorithmConfig("grpo", beta=0.5)
+        )
         for place, value in enumerate(log_ratio[0].tolist()):
             ratio = math.exp(value)
             assert -terms.loss[0, place].item() == pytest.approx(min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage))
@@ -99,7 +101,9 @@ def test_k3_is_unbiased_for_kl_and_its_loss_gradient_is_forward_kl():
     logprobs = theta.log_softmax(0)
     terms = token_terms(logprobs[None], logprobs.detach()[None], reference[None], torch.zeros(1, 1), AlgorithmConfig("grpo", beta=1.0))
     probabilities = logprobs.detach().exp()
-    assert (probabilities * terms.kl[0].detach()).sum().item() == pytest.approx((probabilities * (logprobs.detach() - reference)).sum().item())
+    assert (probabilities * terms.kl[0].detach()).sum().item() == pytest.approx(
+        (probabilities * (logprobs.detach() - reference)).sum().item()
+    )
     (measured,) = torch.autograd.grad((probabilities * terms.loss[0]).sum(), theta, retain_graph=True)
     (forward,) = torch.autograd.grad((reference.exp() * (reference - logprobs)).sum(), theta)
     assert torch.allclose(measured, forward, atol=1e-12)
@@ -187,7 +191,9 @@ def test_learning_rate_zero_changes_nothing_over_several_updates():
     batch = build_batch(result, group_advantages(torch.rand(len(PUZZLES), 4), "group_std", 1e-6).flatten())
     reference = score(model, batch, 1.0, 4096)
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.0))
-    measures = update(model, optimizer, batch, reference, algorithm, OptimizerConfig(), rate=0.0, temperature=1.0, budget=999, seed=0, step=1)
+    measures = update(
+        model, optimizer, batch, reference, algorithm, OptimizerConfig(), rate=0.0, temperature=1.0, budget=999, seed=0, step=1
+    )
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert measures["kl"] == pytest.approx(0.0, abs=1e-9)
 
@@ -211,11 +217,15 @@ def test_minibatches_are_whole_groups_and_cover_a_pass_once():
     assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(7, 4, 3, seed=0, step=6, epoch=0)]
 
 
-def test_every_puzzle_is_asked_once_per_pass():
-    for prompts, count in itertools.product((3, 8), (5, 7)):
-        asked = [index for step in range(1, 3 * count + 1) for index in puzzles_of_step(count, prompts, 0, step)]
-        passes = [asked[start : start + count] for start in range(0, len(asked) - count + 1, count)]
-        assert all(sorted(part) == list(range(count)) for part in passes)
+def test_no_puzzle_is_asked_twice_in_a_pass_and_all_are_asked_in_time():
+    for prompts, count in itertools.product((3, 5), (11, 15)):
+        per_pass = count // prompts
+        passes = [
+            [index for step in range(1, per_pass + 1) for index in puzzles_of_step(count, prompts, 0, number * per_pass + step)]
+            for number in range(20)
+        ]
+        assert all(len(set(asked)) == len(asked) == per_pass * prompts for asked in passes)
+        assert set().union(*passes) == set(range(count))
 
 
 # ---- rewards ------------------------------------------------------------------------------------------------------------------------------
@@ -255,4 +265,3 @@ def test_engine_accepted_moves_solve_but_are_not_the_lines():
     assert keys == [notation.move_key(board, board.parse_uci(uci)) for uci in ("a1a8", "a1a7")]
     assert environment.edge_line[0].tolist() == [True, False]
     assert environment.edge_next[0].tolist() == [-1, -1]
-

@@ -156,7 +156,9 @@ def test_environment_equals_plain_python_chess_rules(environment, protocol, spel
         assert result.policy[row, : len(tokens)].tolist() == policy
         assert not result.policy[row, len(tokens) :].any()
         seen[outcome] = seen.get(outcome, 0) + 1
-    expected = {"solved", "wrong", "illegal", "malformed"} | {"think": {"unclosed", "no_end_think"}, "answer": {"unclosed"}, "game": set()}[protocol]
+    expected = {"solved", "wrong", "illegal", "malformed"} | {"think": {"unclosed", "no_end_think"}, "answer": {"unclosed"}, "game": set()}[
+        protocol
+    ]
     assert expected <= set(seen), seen
 
 
@@ -180,7 +182,9 @@ def test_first_sample_continues_the_same_stream(environment):
     prompt = prompt_tokens(PUZZLES[0], "snapshot", think=False)
     whole = rollout(model, environment, [0], [prompt], 6, SamplingSettings("answer", 1.0, 0, seed=5))
     tail = rollout(model, environment, [0], [prompt], 2, SamplingSettings("answer", 1.0, 0, seed=5, first_sample=4))
-    assert [t[:n].tolist() for t, n in zip(tail.tokens, tail.lengths)] == [t[:n].tolist() for t, n in zip(whole.tokens[4:], whole.lengths[4:])]
+    assert [t[:n].tolist() for t, n in zip(tail.tokens, tail.lengths)] == [
+        t[:n].tolist() for t, n in zip(whole.tokens[4:], whole.lengths[4:])
+    ]
 
 
 def test_group_members_differ_from_the_first_token_on(environment):

@@ -20,8 +20,8 @@ MODEL = ["model.name=tiny", "model.layers=2", "model.hidden=32", "model.ffn=48",
 # Enough fine-tuning that some episodes of RL are well formed and some are not: groups of equal rewards would leave RL without a gradient.
 SIZES = [
     *("run.device=cpu", "world.max_games=300", "pretrain.tokens=20000", "pretrain.batch_tokens=2000", "pretrain.optimizer.lr=0.01"),
-    *("sft.max_puzzles=60", "sft.epochs=8", "sft.batch_tokens=1000", "sft.optimizer.lr=0.01", "sft.validation_puzzles=8"),
-    *("rl.steps=6", "rl.prompts=4", "algorithm.group=8", "rl.optimizer.lr=0.001", "reward.weights={line: 1.0, format: 0.5}"),
+    *("sft.max_puzzles=60", "sft.epochs=20", "sft.batch_tokens=400", "sft.optimizer.lr=0.01", "sft.validation_puzzles=8"),
+    *("rl.bins=[B1]", "rl.steps=6", "rl.prompts=4", "algorithm.group=8", "rl.optimizer.lr=0.001", "+reward.weights.format=0.5"),
 ]
 
 
