@@ -81,8 +81,8 @@ def quoted(path: Path) -> str:
     """A path as a value of Hydra's override grammar, quoted where it must be."""
     if re.fullmatch(r"[\w./-]+", str(path), re.ASCII):
         return str(path)
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+    text = re.sub(r"(\\*)'", r"\1\1\\'", str(path))  # Hydra reads a backslash as an escape before a quote only
+    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
 def run_child(command: list[str], result: Path) -> Path | None:

@@ -151,10 +151,10 @@ def test_an_optimiser_step_clips_reports_the_norm_before_and_clears_the_gradient
 def test_counters_add_6nt_and_attention():
     counters, cost = Counters(), Cost.of(TINY)
     counters.add_training(cost, torch.tensor([3, 5]), 4)
-    counters.add_training(cost, torch.tensor([2]), 1, passes=2)
+    counters.add_training(cost, torch.tensor([2]), 1)
     assert (counters.tokens, counters.loss_tokens) == (10, 5)
-    assert counters.flops == 6 * cost.parameters_without_embeddings * (8 + 2 * 2)
-    pairs = 6 + 15 + 2 * 3  # n (n + 1) / 2 of each document, twice for the last
+    assert counters.flops == 6 * cost.parameters_without_embeddings * (8 + 2)
+    pairs = 6 + 15 + 3  # n (n + 1) / 2 of each document
     assert counters.flops_with_attention - counters.flops == 3 * pairs * 4 * TINY.layers * TINY.heads * TINY.head_dim
 
 
