@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
 from chessrl.run import RUN_DIRECTORY_FILE, Interrupted, Run
+
+GIVEN = 0  # the part of an example that carries no loss
+PARTS = 3
+
 
 # ---- optimiser --------------------------------------------------------------------------------------------------------------------------
 
@@ -93,6 +97,70 @@ def pad(sequences: Sequence[np.ndarray | Sequence[int]], value: int, device: tor
     for row, sequence in enumerate(sequences):
         padded[row, : len(sequence)] = sequence
     return torch.from_numpy(padded).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """``tokens`` (T,) ids and the ``parts`` (T,) they belong to: GIVEN carries no loss, higher numbers do and are reported apart."""
+
+    tokens: np.ndarray
+    parts: np.ndarray
+
+
+@dataclass(slots=True)
+class PartLosses:
+    """Losses (nats) of trained tokens by part: ``sums`` and ``counts`` are (PARTS,)."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Nats per trained token."""
+        return float(self.sums[1:].sum() / self.trained)
+
+    @property
+    def trained(self) -> int:
+        return int(self.counts[1:].sum())
+
+    def of(self, part: int) -> float | None:
+        """Nats per token of one part, None where no token belongs to it."""
+        return float(self.sums[part] / self.counts[part]) if self.counts[part] else None
+
+
+def accumulate_gradient(model: Transformer, examples: Sequence[Example], budget: int) -> PartLosses:
+    """Add the gradient of the mean loss over all trained tokens of ``examples``, whatever the micro-batches of ``budget`` padded tokens."""
+    losses = PartLosses(np.zeros(PARTS), _part_counts(examples))
+    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
+        nats = -next_token_logprobs(model, tokens)
+        ((nats * (parts != GIVEN)).sum() / losses.trained).backward()
+        losses.sums += _sums_by_part(nats.detach(), parts)
+    return losses
+
+
+@torch.no_grad()
+def evaluate_losses(model: Transformer, examples: Sequence[Example], budget: int) -> PartLosses:
+    """The losses of ``examples`` without a gradient."""
+    losses = PartLosses(np.zeros(PARTS), _part_counts(examples))
+    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
+        losses.sums += _sums_by_part(-next_token_logprobs(model, tokens), parts)
+    return losses
+
+
+def _padded_micro_batches(examples: Sequence[Example], budget: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """(tokens (B, T), parts of the targets (B, T - 1)) of each micro-batch."""
+    for places in micro_batches([len(example.tokens) for example in examples], budget):
+        tokens = pad([examples[place].tokens for place in places], notation.PAD, device)
+        yield tokens, pad([examples[place].parts for place in places], GIVEN, device)[:, 1:]
+
+
+def _part_counts(examples: Sequence[Example]) -> np.ndarray:
+    """(PARTS,) tokens of each part; an example's first token is nobody's target."""
+    return np.sum([np.bincount(example.parts[1:], minlength=PARTS) for example in examples], axis=0)
+
+
+def _sums_by_part(nats: Tensor, parts: Tensor) -> np.ndarray:
+    return np.array([(nats.double() * (parts == part)).sum().item() for part in range(PARTS)])
 
 
 def next_token_logprobs(model: Transformer, tokens: Tensor, temperature: float = 1.0) -> Tensor:
@@ -182,11 +250,3 @@ class Stopwatch:
         now = time.perf_counter()
         lap, self.last = now - self.last, now
         return {"time/wall_s": round(now - self.start, 3), "time/tokens_per_s": round(tokens / lap, 1)}
-
-
-def loss_mask(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """(B, T - 1) bool: targets of a game that carry loss, those after ``</pos>`` (all of a history) and within the document's length."""
-    position = torch.arange(1, tokens.shape[1], device=tokens.device)
-    closing = (tokens == notation.END_POSITION).int()
-    given = torch.where(closing.any(1), closing.argmax(1), 0)
-    return (position > given[:, None]) & (position < lengths[:, None])

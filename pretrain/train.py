@@ -13,20 +13,22 @@ from chessrl.checkpoint import save_model
 from chessrl.config import Config
 from chessrl.corpus import Corpus
 from chessrl.errors import UserError
-from chessrl.model import Cost, Transformer, build_model
+from chessrl.model import Cost, build_model
 from chessrl.run import Run, identity_of, resolve_device
 from chessrl.training import (
+    GIVEN,
+    Example,
     Stopwatch,
     TrainingState,
+    accumulate_gradient,
     build_optimizer,
+    evaluate_losses,
     learning_rate,
-    loss_mask,
-    micro_batches,
-    next_token_logprobs,
     optimizer_step,
-    pad,
     token_batches,
 )
+
+MOVES = 1  # the part of a game that carries loss
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -50,31 +52,31 @@ def train(run: Run) -> None:
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
     if resumed := run.resume():
         state.load(resumed)
-    held_out = [validation.document(index) for index in range(min(len(validation), settings.validation_games))]
+    held_out = [game_example(validation.document(index)) for index in range(min(len(validation), settings.validation_games))]
     stopwatch = Stopwatch()
     steps = len(batches)
     validation_loss = None
     for step in run.loop(state.step, steps):
-        documents = [corpus.document(index) for index in batches[step - 1]]
-        loss, loss_tokens = accumulate_gradient(model, documents, run.micro_batch_tokens)
+        games = [game_example(corpus.document(index)) for index in batches[step - 1]]
+        losses = accumulate_gradient(model, games, run.micro_batch_tokens)
         rate = learning_rate(settings.optimizer, step, steps)
         norm = optimizer_step(model, state.optimizer, rate, settings.optimizer.clip)
-        lengths = torch.tensor([len(document) for document in documents])
-        state.counters.add_training(cost, lengths, loss_tokens)
+        lengths = torch.tensor([len(game.tokens) for game in games])
+        state.counters.add_training(cost, lengths, losses.trained)
         state.step = step
-        metrics = {"step": step, **state.counters.as_dict(), "loss": loss, "lr": rate, "grad_norm": norm} | stopwatch.lap(
+        metrics = {"step": step, **state.counters.as_dict(), "loss": losses.mean, "lr": rate, "grad_norm": norm} | stopwatch.lap(
             int(lengths.sum())
         )
         if step % settings.validation_every == 0 or step == steps:
-            validation_loss = metrics["validation/loss"] = mean_loss(model, held_out, run.micro_batch_tokens)
-            tqdm.write(f"pretrain step {step}/{steps}: loss {loss:.4f}, validation {validation_loss:.4f} nats per move token")
+            validation_loss = metrics["validation/loss"] = evaluate_losses(model, held_out, run.micro_batch_tokens).mean
+            tqdm.write(f"pretrain step {step}/{steps}: loss {losses.mean:.4f}, validation {validation_loss:.4f} nats per move token")
         run.log(metrics)
         if step in settings.save_steps:
             save_model(model, run.directory / "models" / f"step-{step}")
         run.checkpoint(step, step == steps, state.state_dict)
     save_model(model, run.directory / "model")
     if validation_loss is None:  # resumed after the last step
-        validation_loss = mean_loss(model, held_out, run.micro_batch_tokens)
+        validation_loss = evaluate_losses(model, held_out, run.micro_batch_tokens).mean
     values = {
         "step": steps,
         "validation/loss": validation_loss,
@@ -101,31 +103,10 @@ def plan(corpus: Corpus, config: Config) -> list[np.ndarray]:
     return token_batches(corpus.lengths, settings.batch_tokens, settings.data_seed, epochs=epochs, tokens=settings.tokens)
 
 
-def accumulate_gradient(model: Transformer, documents: list[np.ndarray], budget: int) -> tuple[float, int]:
-    """Add the gradient of the mean loss over all loss tokens of the step, whatever the micro-batches. Returns that loss and their number."""
-    rows = _padded_micro_batches(documents, budget, model.device)
-    normaliser = sum(int(mask.sum()) for _, mask in rows)
-    total = 0.0
-    for tokens, mask in rows:
-        loss = -(next_token_logprobs(model, tokens) * mask).sum() / normaliser
-        loss.backward()
-        total += loss.item()
-    return total, normaliser
-
-
-@torch.no_grad()
-def mean_loss(model: Transformer, documents: list[np.ndarray], budget: int) -> float:
-    """Nats per loss token."""
-    rows = _padded_micro_batches(documents, budget, model.device)
-    total = sum(-(next_token_logprobs(model, tokens).double() * mask).sum().item() for tokens, mask in rows)
-    return total / sum(int(mask.sum()) for _, mask in rows)
-
-
-def _padded_micro_batches(documents: list[np.ndarray], budget: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(tokens, loss mask) of each micro-batch."""
-    rows = []
-    for places in micro_batches([len(document) for document in documents], budget):
-        chosen = [documents[place] for place in places]
-        tokens = pad(chosen, notation.PAD, device)
-        rows.append((tokens, loss_mask(tokens, torch.tensor([len(document) for document in chosen], device=device))))
-    return rows
+def game_example(document: np.ndarray) -> Example:
+    """A game's moves carry loss; ``<bos>`` and the snapshot before them do not."""
+    tokens = np.asarray(document, np.int64)
+    closing = np.flatnonzero(tokens == notation.END_POSITION)
+    parts = np.full(len(tokens), MOVES)
+    parts[: closing[0] + 1 if len(closing) else 1] = GIVEN
+    return Example(tokens, parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,24 +10,17 @@ from chessrl.environment import solver_decisions
 from chessrl.notation import CALL_ENV, move_tokens
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.traces import Tree, trace_tokens
+from chessrl.training import GIVEN, Example
 
-GIVEN, TRACE, ANSWER = 0, 1, 2  # parts of an example
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """``tokens`` (T,) and the ``parts`` (T,) they belong to. GIVEN tokens (prompt, ``<T>``, opponent moves) carry no loss; ``</T>`` belongs to
-    the trace and ``<call_env>`` to the answer, and both are trained: else closing would never be learned.
-
-    Example: ``<bos> <pos> .. </pos> <T> | R a1 a8 # </T> | R a1 a8 # <call_env>``
-    """
-
-    tokens: np.ndarray
-    parts: np.ndarray
+TRACE, ANSWER = 1, 2  # the parts that are trained
 
 
 def build_example(puzzle: Puzzle, tree: Tree | None, state: str) -> Example:
-    """``tree`` None: no trace, and no ``<T>`` in the prompt."""
+    """Prompt, trace and answer of a puzzle; ``tree`` None: no trace, and no ``<T>`` in the prompt.
+
+    Prompt, ``<T>`` and opponent moves are given; ``</T>`` belongs to the trace and ``<call_env>`` to the answer, and both are trained: else
+    closing would never be learned. Example: ``<bos> <pos> .. </pos> <T> | R a1 a8 # </T> | R a1 a8 # <call_env>``
+    """
     prompt = prompt_tokens(puzzle, state, think=tree is not None)
     trace = trace_tokens(puzzle.board(), tree) if tree is not None else []
     tokens, parts = [*prompt, *trace], [GIVEN] * len(prompt) + [TRACE] * len(trace)

@@ -10,24 +10,25 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from chessrl import notation, world
+from chessrl import world
 from chessrl.checkpoint import load_model, save_model, write_json
 from chessrl.config import Config
 from chessrl.model import Cost, Transformer
 from chessrl.puzzles import Puzzle
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
 from chessrl.training import (
+    Example,
+    PartLosses,
     Stopwatch,
     TrainingState,
+    accumulate_gradient,
     build_optimizer,
+    evaluate_losses,
     learning_rate,
-    micro_batches,
-    next_token_logprobs,
     optimizer_step,
-    pad,
     token_batches,
 )
-from sft.examples import ANSWER, TRACE, Example, build_examples
+from sft.examples import ANSWER, TRACE, build_examples
 from sft.traces import TraceReport, build_trees
 
 
@@ -65,18 +66,18 @@ def train(run: Run) -> None:
     held_out_loss: dict[str, float] = {}
     for step in run.loop(state.step, steps):
         chosen = [examples[index] for index in batches[step - 1]]
-        losses, loss_tokens = accumulate_gradient(model, chosen, run.micro_batch_tokens)
+        losses = accumulate_gradient(model, chosen, run.micro_batch_tokens)
         rate = learning_rate(settings.optimizer, step, steps)
         norm = optimizer_step(model, state.optimizer, rate, settings.optimizer.clip)
-        state.counters.add_training(cost, torch.tensor([len(example.tokens) for example in chosen]), loss_tokens)
+        state.counters.add_training(cost, torch.tensor([len(example.tokens) for example in chosen]), losses.trained)
         state.step = step
-        metrics = {"step": step, **state.counters.as_dict(), **losses, "lr": rate, "grad_norm": norm}
+        metrics = {"step": step, **state.counters.as_dict(), **named_losses(losses, "", "/"), "lr": rate, "grad_norm": norm}
         metrics |= stopwatch.lap(sum(len(example.tokens) for example in chosen))
         if step % every == 0 or step == steps:
-            held_out_loss = validation_losses(model, validation, run.micro_batch_tokens)
+            held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
             metrics |= held_out_loss
             tqdm.write(
-                f"sft step {step}/{steps}: loss {losses['loss']:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token"
+                f"sft step {step}/{steps}: loss {losses.mean:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token"
             )
         run.log(metrics)
         if step in settings.save_steps:
@@ -85,7 +86,7 @@ def train(run: Run) -> None:
     save_model(model, run.directory / "model")
     write_json(run.directory / "traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
     if not held_out_loss:  # resumed after the last step
-        held_out_loss = validation_losses(model, validation, run.micro_batch_tokens)
+        held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
     sampling = cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
@@ -105,40 +106,7 @@ def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report:
     return build_examples(puzzles, trees, config.world.state)
 
 
-def accumulate_gradient(model: Transformer, examples: list[Example], budget: int) -> tuple[dict[str, float], int]:
-    """Add the gradient of the mean loss over all trained tokens of the step, whatever the micro-batches. Returns the losses and their tokens."""
-    trained = sum(int((example.parts > 0).sum()) for example in examples)
-    sums = np.zeros(3)
-    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
-        losses = -next_token_logprobs(model, tokens)
-        ((losses * (parts > 0)).sum() / trained).backward()
-        sums += _sums_by_part(losses.detach(), parts)
-    return _means(sums, examples), trained
-
-
-@torch.no_grad()
-def validation_losses(model: Transformer, examples: list[Example], budget: int) -> dict[str, float]:
-    """Nats per trained token: validation/loss in all, validation/loss_trace and validation/loss_answer."""
-    sums = np.zeros(3)
-    for tokens, parts in _padded_micro_batches(examples, budget, model.device):
-        sums += _sums_by_part(-next_token_logprobs(model, tokens), parts)
-    return {f"validation/{name.replace('/', '_')}": value for name, value in _means(sums, examples).items()}
-
-
-def _padded_micro_batches(examples: list[Example], budget: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(tokens (B, T), parts of the targets (B, T - 1)) of each micro-batch."""
-    rows = []
-    for places in micro_batches([len(example.tokens) for example in examples], budget):
-        tokens = pad([examples[place].tokens for place in places], notation.PAD, device)
-        rows.append((tokens, pad([examples[place].parts for place in places], 0, device)[:, 1:]))
-    return rows
-
-
-def _sums_by_part(losses: torch.Tensor, parts: torch.Tensor) -> np.ndarray:
-    return np.array([(losses.double() * (parts == part)).sum().item() for part in range(3)])
-
-
-def _means(sums: np.ndarray, examples: list[Example]) -> dict[str, float]:
-    counts = np.sum([np.bincount(example.parts, minlength=3) for example in examples], axis=0)
-    means = {"loss": float(sums[1:].sum() / counts[1:].sum()), "loss/answer": float(sums[ANSWER] / counts[ANSWER])}
-    return means | ({"loss/trace": float(sums[TRACE] / counts[TRACE])} if counts[TRACE] else {})
+def named_losses(losses: PartLosses, prefix: str, separator: str) -> dict[str, float]:
+    """``loss`` in all, of the trace (where there is one) and of the answer, in nats per trained token."""
+    parts = {"trace": losses.of(TRACE), "answer": losses.of(ANSWER)}
+    return {f"{prefix}loss": losses.mean} | {f"{prefix}loss{separator}{name}": value for name, value in parts.items() if value is not None}

@@ -17,20 +17,22 @@ from chessrl.model import Cost, Transformer, build_model
 from chessrl.puzzles import Puzzle
 from chessrl.traces import merge
 from chessrl.training import (
+    GIVEN,
     Counters,
+    Example,
+    accumulate_gradient,
     build_optimizer,
+    evaluate_losses,
     learning_rate,
-    loss_mask,
     micro_batches,
     next_token_logprobs,
     optimizer_step,
-    pad,
     shuffled,
     token_batches,
 )
 from pretrain import train as pretrain
 from sft import train as sft
-from sft.examples import ANSWER, GIVEN, TRACE, Example, build_example, build_examples
+from sft.examples import ANSWER, TRACE, build_example, build_examples
 
 TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
 TWO_ROOKS = Puzzle("two-rooks", "7k/8/8/8/8/8/R7/1R4K1 w - - 0 1", ("a2a7", "h8g8", "b1b8"), 0, 2, "B2")
@@ -161,11 +163,9 @@ def test_counters_add_6nt_and_attention():
 # ---- pretraining -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_loss_mask_of_a_snapshot_leaves_out_the_position_and_of_a_history_nothing():
-    snapshot, history = DOCUMENTS[1], DOCUMENTS[2]
-    tokens = pad([snapshot, history], notation.PAD, torch.device("cpu"))
-    mask = loss_mask(tokens, torch.tensor([len(snapshot), len(history)]))
-    trained = [notation.to_text(row[1:][kept].tolist()) for row, kept in zip(tokens, mask)]
+def test_a_snapshot_carries_no_loss_and_all_moves_of_a_history_do():
+    examples = [pretrain.game_example(DOCUMENTS[1]), pretrain.game_example(DOCUMENTS[2])]
+    trained = [notation.to_text(example.tokens[example.parts != GIVEN].tolist()) for example in examples]
     assert trained == ["R a2 a7 K h8 g8 R b1 b8 # <eos>", "P d2 d4 <eos>"]
 
 
@@ -194,11 +194,12 @@ def test_pretraining_gradient_does_not_depend_on_micro_batches(budget):
         closing = np.flatnonzero(document == notation.END_POSITION)
         trained.append(np.arange(len(document)) > (closing[0] if len(closing) else 0))
     expected_loss, expected = one_by_one(model, DOCUMENTS, trained)
-    loss, loss_tokens = pretrain.accumulate_gradient(model, DOCUMENTS, budget)
-    assert loss_tokens == sum(int(marks.sum()) for marks in trained)
-    assert loss == pytest.approx(expected_loss, abs=1e-5)
+    games = [pretrain.game_example(document) for document in DOCUMENTS]
+    losses = accumulate_gradient(model, games, budget)
+    assert losses.trained == sum(int(marks.sum()) for marks in trained)
+    assert losses.mean == pytest.approx(expected_loss, abs=1e-5)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(model), expected))
-    assert pretrain.mean_loss(model, DOCUMENTS, budget) == pytest.approx(expected_loss, abs=1e-5)
+    assert evaluate_losses(model, games, budget).mean == pytest.approx(expected_loss, abs=1e-5)
 
 
 def planned(tokens: int, batch_tokens: int, allow_repeats: bool = False) -> list[np.ndarray]:
@@ -275,12 +276,12 @@ def test_fine_tuning_gradient_does_not_depend_on_micro_batches(budget, traces):
     trees = [merge([tuple([puzzle.board().parse_uci(puzzle.moves[puzzle.lead])])]) for puzzle in puzzles] if traces else None
     examples = build_examples(puzzles, trees, "snapshot")
     expected_loss, expected = one_by_one(model, [e.tokens for e in examples], [e.parts != GIVEN for e in examples])
-    losses, loss_tokens = sft.accumulate_gradient(model, examples, budget)
-    assert loss_tokens == sum(int((e.parts != GIVEN).sum()) for e in examples)
-    assert losses["loss"] == pytest.approx(expected_loss, abs=1e-5)
-    assert ("loss/trace" in losses) == traces
+    losses = accumulate_gradient(model, examples, budget)
+    assert losses.trained == sum(int((e.parts != GIVEN).sum()) for e in examples)
+    assert losses.mean == pytest.approx(expected_loss, abs=1e-5)
+    assert ("loss/trace" in sft.named_losses(losses, "", "/")) == traces
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(model), expected))
-    validation = sft.validation_losses(model, examples, budget)
+    validation = sft.named_losses(evaluate_losses(model, examples, budget), "validation/", "_")
     assert validation["validation/loss"] == pytest.approx(expected_loss, abs=1e-5)
     if traces:
         counts = {part: sum(int((e.parts == part).sum()) for e in examples) for part in (TRACE, ANSWER)}
@@ -297,7 +298,7 @@ def test_given_tokens_do_not_enter_the_loss():
     other = example.tokens.copy()
     other[reply] = notation.from_text("Q a1 b2")
     cut = [Example(tokens[: reply.stop], example.parts[: reply.stop]) for tokens in (example.tokens, other)]
-    assert sft.validation_losses(model, cut[:1], 1000) == sft.validation_losses(model, cut[1:], 1000)
+    assert evaluate_losses(model, cut[:1], 1000).mean == evaluate_losses(model, cut[1:], 1000).mean
 
 
 def test_scores_apply_the_temperature():
