@@ -134,14 +134,14 @@ def evaluate(config: Config) -> int:
     protocol = protocol_of(config.evaluate.protocol, parent)
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
-    environment = environment_of(config, puzzles, settings.verifier).to(model.device)
+    environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
         protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
     )
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
-    samples = sample_policy(model, environment, puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
+    samples = sample_policy(model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
     labels = {
         "run": parent["run_id"],
         "stage": parent["stage"],
@@ -154,13 +154,13 @@ def evaluate(config: Config) -> int:
         "thinking_budget": settings.thinking_budget,
         "seed": settings.seed,
     }
-    write_evaluation(folder, samples, labels, settings.ks, asdict(settings))
+    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | record)
     print(f"evaluate: {folder}", flush=True)
     return 0
 
 
-def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], settings: dict[str, Any]) -> None:
-    """Write the folder beside its place and move it there whole."""
+def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any]) -> None:
+    """Write the folder beside its place and move it there whole. ``record`` goes to evaluation.json beside the labels."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -168,9 +168,7 @@ def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any]
     passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
     rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
     n_samples = int(samples.groupby("puzzle").size().iloc[0])
-    write_json(
-        temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique(), "settings": settings}
-    )
+    write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique()} | record)
     replace_folder(temporary, folder)
 
 

@@ -18,12 +18,16 @@ from chessrl.run import identity_of
 VERIFIERS = ("line", "engine")
 
 
-def environment_of(config: Config, puzzles: Sequence[Puzzle], verifier: str) -> Environment:
-    """The environment of ``puzzles``. With ``verifier`` engine the labels come from the cache below ``outputs/data``, filled where needed."""
+def environment_of(config: Config, puzzles: Sequence[Puzzle], verifier: str) -> tuple[Environment, dict[str, Any]]:
+    """The environment of ``puzzles``, and what a record should say of its engine (nothing with ``verifier`` line).
+
+    With ``verifier`` engine the labels come from the cache below ``outputs/data``, filled where needed.
+    """
     if verifier == "line":
-        return build_environment(puzzles)
+        return build_environment(puzzles), {}
     if verifier == "engine":
-        return build_environment(puzzles, engine_accepted(config, puzzles))
+        accepted, record = engine_accepted(config, puzzles)
+        return build_environment(puzzles, accepted), {"engine": record}
     raise UserError(f"verifier={verifier!r}: expected one of {', '.join(VERIFIERS)}")
 
 
@@ -39,8 +43,11 @@ def engine_identity(config: Config) -> dict[str, Any]:
         return identity_of(config.engine) | {"engine": engine.identity}
 
 
-def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> dict[str, list[str]]:
-    """Moves that the engine accepts at every solver decision of the lines; a position it cannot score accepts none beyond the line's."""
+def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Moves that the engine accepts at every solver decision of the lines, and counts for the record.
+
+    A position that the engine cannot score accepts none beyond the line's, and is counted.
+    """
     settings = config.engine
     boards = {position_key(board): board for puzzle in puzzles for board, _, _ in solver_decisions(puzzle)}
     cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
@@ -48,6 +55,14 @@ def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> dict[str, list
     with Engine(engine_settings(settings), cache) as engine:
         labels = engine.label(list(boards.values()), progress=True)
         print(f"engine: {engine.identity}; " + ", ".join(f"{name} {count:,}" for name, count in engine.counts.items()), flush=True)
-    return {
+        identity = engine.identity
+    accepted = {
         key: accepted_moves(label, settings.delta, settings.mate_slack) if label is not None else [] for key, label in zip(boards, labels)
     }
+    record = {
+        "identity": identity,
+        "positions": len(boards),
+        "unscorable": sum(label is None for label in labels),
+        "accepted_moves_per_position": sum(map(len, accepted.values())) / max(1, len(boards)),
+    }
+    return accepted, record

@@ -70,8 +70,9 @@ def train(run: Run) -> None:
     cost = Cost.of(model.config)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
     validation = world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles]
-    environment = environment_of(config, puzzles, config.reward.accept).to(run.device)
-    validation_environment = environment_of(config, validation, "line").to(run.device)
+    environment, verifier = environment_of(config, puzzles, config.reward.accept)
+    environment = environment.to(run.device)
+    validation_environment = environment_of(config, validation, "line")[0].to(run.device)
     prompts = [prompt_tokens(puzzle, config.world.state, think=settings.protocol == "think") for puzzle in puzzles]
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
     if resumed := run.resume():
@@ -94,7 +95,7 @@ def train(run: Run) -> None:
             model, state.optimizer, batch, reference_logprobs, algorithm, settings.optimizer,
             rate=rate, temperature=settings.temperature, budget=budget, seed=settings.data_seed, step=step,
         )  # fmt: skip
-        count_flops(state.counters, cost, batch, episodes, algorithm)
+        count_flops(state.counters, cost, batch, algorithm)
         state.step = step
         metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(episodes, parts, rewards, algorithm)
         metrics |= {"sampling/dropped_tokens": batch.dropped} | stopwatch.lap(int(batch.lengths.sum()))
@@ -115,7 +116,7 @@ def train(run: Run) -> None:
         run.checkpoint(step, step == settings.steps, state.state_dict)
     save_model(model, run.directory / "model")
     ancestors = read_summary(parent)
-    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]}
+    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]} | verifier
     values["flops_by_stage"] = ancestors["flops_by_stage"] | {"rl": ancestors["flops_by_stage"].get("rl", 0) + state.counters.flops}
     run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
@@ -130,7 +131,7 @@ def puzzles_of_step(count: int, prompts: int, seed: int, step: int) -> list[int]
     return shuffled(count, seed, number)[place * prompts : (place + 1) * prompts].tolist()
 
 
-def count_flops(counters: Counters, cost: Cost, batch: Batch, episodes: Rollout, algorithm: AlgorithmConfig) -> None:
+def count_flops(counters: Counters, cost: Cost, batch: Batch, algorithm: AlgorithmConfig) -> None:
     """2N sampling + 2N reference + 6N x epochs per token of prompt and episode (science.md 11; stored log-probabilities are not recomputed).
 
     The shared prefill makes sampling cheaper than counted here by (G - 1) prompts a group: the count is the convention's, not the machine's.

@@ -178,7 +178,7 @@ def test_the_engine_accepts_at_least_what_the_line_accepts(tmp_path):
     config = Config(outputs=str(tmp_path))
     tables = {}
     for verifier in ("line", "engine"):
-        environment = environment_of(config, puzzles, verifier)
+        environment, _ = environment_of(config, puzzles, verifier)
         tables[verifier] = sample_policy(model, environment, puzzles, "snapshot", 32, settings("answer"), 1000)
     assert not (tables["line"]["solved"] & ~tables["engine"]["solved"]).any()
     assert (tables["engine"]["solved_by_line"] == tables["line"]["solved"]).all()
