@@ -4,7 +4,7 @@ Figures are made without pyplot, so none is registered globally and none has to 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 
@@ -49,10 +49,11 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One axes of a curves figure: its y label with the unit, and metric -> name in the legend."""
+    """One axes of a curves figure: its y label with the unit, metric -> name in the legend, and whether the y axis starts at 0."""
 
     label: str
     metrics: dict[str, str]
+    from_zero: bool = False
 
 
 def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -86,7 +87,7 @@ def _legend_above(axes: Axes, handles: list | None = None) -> None:
 def drawable(table: pd.DataFrame, panels: Sequence[Panel]) -> list[Panel]:
     """The panels with at least one logged metric, without the metrics that were not logged."""
     logged = set(table["metric"])
-    present = [Panel(panel.label, {metric: name for metric, name in panel.metrics.items() if metric in logged}) for panel in panels]
+    present = [replace(panel, metrics={metric: name for metric, name in panel.metrics.items() if metric in logged}) for panel in panels]
     return [panel for panel in present if panel.metrics]
 
 
@@ -107,6 +108,8 @@ def curves_figure(table: pd.DataFrame, panels: Sequence[Panel], x: str) -> Figur
                 dash = DASHES[place % len(DASHES)] if len(policies) > 1 else "-"
                 _draw_curve(axes, curve[x], curve, colour, dash, name, marker="o" if metric.startswith("validation/") else None)
         axes.set_ylabel(panel.label.replace(" (", "\n("))
+        if panel.from_zero:
+            axes.set_ylim(bottom=min(0.0, table[table["metric"].isin(list(panel.metrics))]["value"].min()))  # a reward may be negative
         axes.set_xlabel("training tokens" if x == "tokens" else "step")
         if x == "tokens":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -124,7 +127,9 @@ def _draw_curve(axes: Axes, x: pd.Series, curve: pd.DataFrame, colour, dash, nam
     if not curve["value"].equals(curve["smoothed"]):
         axes.plot(x, curve["value"], color=colour, alpha=0.25, linewidth=0.7)
     shown = marker if len(curve) <= FEW_POINTS else None
-    axes.plot(x, curve["smoothed"], color=colour, linestyle=dash, label=name, marker=shown, markersize=3.5)
+    # Above the axes' frame: a curve that is 0 throughout lies on it where the axis starts at 0.
+    over_frame = {"clip_on": False, "zorder": 3}
+    axes.plot(x, curve["smoothed"], color=colour, linestyle=dash, label=name, marker=shown, markersize=3.5, **over_frame)
 
 
 @_styled

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as parquet
+import yaml
 from pyarrow import ArrowInvalid
 
 from chessrl.errors import UserError
@@ -19,17 +20,22 @@ PARAMETER_KEYS = ("total", "without_embeddings")
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation folder: LABELS, the pass@k and rates tables as written."""
+    """One evaluation folder: LABELS and size, the pass@k and rates tables as written."""
 
     folder: Path
     labels: Mapping[str, object]
+    n_puzzles: int
+    n_samples: int  # per puzzle
     passk: pd.DataFrame
     rates: pd.DataFrame
 
-    def samples(self) -> pd.DataFrame:
-        """The columns of samples.parquet that paired comparisons need. Raises UserError if the file is missing, unreadable or lacks one."""
+    def samples(self, *further: str) -> pd.DataFrame:
+        """The columns of samples.parquet that paired comparisons need, and `further` ones.
+
+        Raises UserError if the file is missing, unreadable or lacks one.
+        """
         path = self.folder / "samples.parquet"
-        needed = ["puzzle", "bin", "sample", "solved"]
+        needed = ["puzzle", "bin", "sample", "solved", *further]
         if not path.is_file():
             raise UserError(f"{path}: the file is missing; evaluate the run again")
         try:
@@ -52,10 +58,20 @@ class Run:
     stage: str
     parents: tuple[str, ...]
     summary: Mapping[str, object]
-    config: str
+    config: str  # config.yaml as written
+    settings: Mapping[str, object]  # the same, parsed
     metrics: pd.DataFrame
     relogged_steps: int
     evaluations: tuple[Evaluation, ...]
+
+    def setting(self, key: str) -> object:
+        """The value of a dotted configuration key. Raises UserError if config.yaml lacks it."""
+        value: object = self.settings
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                raise UserError(f"{self.path / 'config.yaml'}: key {key} is missing; run again, or leave the run out of runs=")
+            value = value[part]
+        return value
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -113,10 +129,22 @@ def _read_summary(path: Path) -> dict:
     return summary
 
 
+def _read_config(path: Path) -> tuple[str, dict]:
+    """config.yaml as text and parsed."""
+    if not path.is_file():
+        raise UserError(f"{path}: the file is missing; let the run complete, or leave it out of runs=")
+    text = path.read_text(encoding="utf-8")
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())}); run again, or leave the run out of runs=") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: expected keys and values, found {type(settings).__name__}; run again, or leave the run out of runs=")
+    return text, settings
+
+
 def _read_run(path: Path, summary: dict, label: str) -> Run:
-    config = path / "config.yaml"
-    if not config.is_file():
-        raise UserError(f"{config}: the file is missing; let the run complete, or leave it out of runs=")
+    config, settings = _read_config(path / "config.yaml")
     metrics, relogged = _read_metrics(path / "metrics.jsonl")
     return Run(
         path=path,
@@ -125,7 +153,8 @@ def _read_run(path: Path, summary: dict, label: str) -> Run:
         stage=summary["stage"],
         parents=tuple(parent for parent in summary["parents"].values() if isinstance(parent, str)),
         summary=summary,
-        config=config.read_text(encoding="utf-8"),
+        config=config,
+        settings=settings,
         metrics=metrics,
         relogged_steps=relogged,
         evaluations=tuple(_read_evaluation(file.parent) for file in sorted(path.glob("evaluations/*/evaluation.json"))),
@@ -155,12 +184,14 @@ def _read_evaluation(folder: Path) -> Evaluation:
     remedy = "evaluate the run again"
     file = folder / "evaluation.json"
     content = _read_json(file, remedy)
-    for key in LABELS:
+    for key in (*LABELS, "n_puzzles", "n_samples"):
         if key not in content:
             raise UserError(f"{file}: key {key} is missing; {remedy}")
     return Evaluation(
         folder=folder,
         labels={key: content[key] for key in LABELS},
+        n_puzzles=content["n_puzzles"],
+        n_samples=content["n_samples"],
         passk=_read_table(folder / "passk.csv", PASSK_COLUMNS, remedy),
         rates=_read_table(folder / "rates.csv", RATES_COLUMNS, remedy),
     )

@@ -15,6 +15,7 @@ from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
 
 SHOWN_ROWS = 120  # of a table in the page; the CSV file has them all
+READABLE_PIXELS_PER_INCH = 80  # below it the text of a figure is too small to read: on a narrow screen the figure scrolls instead
 STUDY = "https://arxiv.org/abs/2607.16097"
 PAGE = """<!doctype html>
 <html lang="en">
@@ -26,14 +27,15 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 60rem; margin: 0 auto; padding: 1rem; }}
 h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin: 2.2rem 0 .4rem; }}
 p {{ margin: .4rem 0; }} nav a {{ margin-right: .9rem; }} .note, .source {{ color: #555; font-size: .85rem; }}
+.figure, .table {{ overflow-x: auto; }}
 img {{ max-width: 100%; height: auto; display: block; margin: .6rem auto; }}
-.table {{ overflow-x: auto; }} table {{ border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
-th.text, td.text {{ text-align: left; }} th {{ border-bottom: 2px solid #888; }}
+table {{ border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .2rem .45rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
+th.text, td.text {{ text-align: left; }} th {{ border-bottom: 2px solid #888; vertical-align: bottom; white-space: normal; }}
 code {{ font-size: .85em; overflow-wrap: anywhere; }} pre {{ overflow-x: auto; font-size: .75rem; background: #f6f6f6; padding: .6rem; }}
 summary {{ cursor: pointer; font-size: .85rem; }}
 @media print {{ nav {{ display: none; }} body {{ font-size: 10pt; max-width: none; }} section {{ break-inside: avoid; }}
-pre {{ white-space: pre-wrap; }} table {{ font-size: 7pt; }} .table {{ overflow: visible; }} }}
+pre {{ white-space: pre-wrap; }} table {{ font-size: 7pt; }} .figure, .table {{ overflow: visible; }} }}
 </style>
 </head>
 <body>
@@ -100,7 +102,9 @@ def _section_block(section: Section, out: Path, command: str) -> str:
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
     if section.figure is not None:
         image = base64.b64encode(save_figure(section.figure, out / "figures", section.name)).decode("ascii")
-        parts.append(f'<img alt="{escape(section.title)}" src="data:image/png;base64,{image}">')
+        style = f"min-width: {round(section.figure.get_figwidth() * READABLE_PIXELS_PER_INCH)}px"
+        source = f"data:image/png;base64,{image}"
+        parts.append(f'<div class="figure"><img alt="{escape(section.title)}" style="{style}" src="{source}"></div>')
     else:
         for suffix in ("png", "pdf"):
             (out / "figures" / f"{section.name}.{suffix}").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """What the report holds: one section per question, each with the sentence that defines its numbers, its table and its figure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,7 +29,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class CurveSection:
-    """Logged metrics of one stage over its steps or tokens. A panel key ending in "/*" stands for every metric below it."""
+    """Logged metrics of one stage over its steps or tokens.
+
+    A panel key ending in "/*" stands for every metric below it; "{rl_bins}" in text and labels for the bins that RL trained on.
+    """
 
     name: str
     title: str
@@ -60,13 +63,14 @@ CURVES = (
     ),
     CurveSection(
         "reward", "RL reward",
-        "Does the reward rise, and does held-out skill rise with it? Mean reward of a step's rollouts, its parts, and pass@1 on "
-        "validation puzzles.",
+        "Does the reward rise, and does held-out skill rise with it? Mean reward of a step's rollouts (and its parts where there "
+        "are several), and pass@1 on the validation puzzles of the bins that RL trains on (rl.bins: {rl_bins}), unlike pass@1 on all "
+        "puzzles elsewhere on this page.",
         "rl", "step",
         (
-            Panel("reward", {"reward": "reward"}),
-            Panel("reward, by part", {"reward/*": ""}),
-            Panel("validation pass@1", {"validation/pass_at_1": "validation pass@1"}),
+            Panel("reward", {"reward": "reward"}, from_zero=True),
+            Panel("reward, by part", {"reward/*": ""}, from_zero=True),
+            Panel("validation pass@1 ({rl_bins})", {"validation/pass_at_1": "validation pass@1"}, from_zero=True),
         ),
     ),
     CurveSection(
@@ -85,7 +89,7 @@ CURVES = (
                 },
             ),
             Panel("entropy (nats per token)", {"entropy": "entropy"}),
-            Panel("truncated rollouts (share)", {"completions/clipped_ratio": "truncated"}),
+            Panel("truncated rollouts (share)", {"completions/clipped_ratio": "truncated"}, from_zero=True),
         ),
     ),
     CurveSection(
@@ -96,7 +100,7 @@ CURVES = (
         (
             Panel("KL to SFT (nats per token)", {"kl": "kl"}),
             Panel("gradient norm", {"grad_norm": "grad_norm"}),
-            Panel("clipped tokens (share)", {"clip_ratio/low": "low", "clip_ratio/high": "high"}),
+            Panel("clipped tokens (share)", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, from_zero=True),
         ),
     ),
     CurveSection(
@@ -105,8 +109,8 @@ CURVES = (
         "standard deviation of rewards.",
         "rl", "step",
         (
-            Panel("zero-variance groups (share)", {"frac_reward_zero_std": "zero-variance groups"}),
-            Panel("reward standard deviation", {"reward_std": "standard deviation"}),
+            Panel("zero-variance groups (share)", {"frac_reward_zero_std": "zero-variance groups"}, from_zero=True),
+            Panel("reward standard deviation", {"reward_std": "standard deviation"}, from_zero=True),
         ),
     ),
     CurveSection(
@@ -123,14 +127,18 @@ CURVES = (
         "rl_format", "Legality and format of rollouts",
         "Does RL first repair the form of answers? Share of training rollouts whose solver moves are all legal, and of those whose form "
         "is complete.",
-        "rl", "step", (Panel("share of rollouts", {"policy/legal": "legal", "policy/format": "well formed"}),),
+        "rl", "step", (Panel("share of rollouts", {"policy/legal": "legal", "policy/format": "well formed"}, from_zero=True),),
     ),
 )  # fmt: skip
 
 
 def _curve_section(section: CurveSection, runs: Sequence[Run]) -> Section:
     of_stage = [run for run in runs if run.stage == section.stage]
-    panels = [Panel(panel.label, _expand(panel.metrics, of_stage)) for panel in section.panels]
+    bins = _rl_bins(of_stage) if section.stage == "rl" else ""
+    panels = [
+        replace(panel, label=panel.label.replace("{rl_bins}", bins), metrics=_expand(panel.metrics, of_stage)) for panel in section.panels
+    ]
+    panels = [panel for panel in panels if panel.metrics]
     metrics = [metric for panel in panels for metric in panel.metrics]
     table = tables.curves_table(of_stage, metrics)
     absent = [metric for metric in metrics if metric not in set(table["metric"])]
@@ -139,23 +147,47 @@ def _curve_section(section: CurveSection, runs: Sequence[Run]) -> Section:
         notes.append(f"No {STAGES[section.stage]} run was given, so the figure is left out.")
     elif absent:
         notes.append(f"Not logged by these runs, so left out: {', '.join(absent)}.")
+    notes += _clipping_notes(table, of_stage)
     relogged = sum(run.relogged_steps for run in of_stage)
     if relogged:
         notes.append(f"{relogged} lines were superseded by a later line of the same step (resumed runs) and are not drawn.")
     shown = figures.drawable(table, panels)
     figure = figures.curves_figure(table, shown, section.x) if shown else None
-    text = f"{section.text} {SMOOTHED}" if not table["value"].equals(table["smoothed"]) else section.text
+    text = section.text.replace("{rl_bins}", bins) + (f" {SMOOTHED}" if not table["value"].equals(table["smoothed"]) else "")
     return Section(section.name, section.title, text, "metrics.jsonl", table, figure, tuple(notes))
 
 
 def _expand(metrics: dict[str, str], runs: Sequence[Run]) -> dict[str, str]:
-    """Replace a key "prefix/*" by every logged metric below the prefix, or keep it to be named as absent."""
+    """Replace a key "prefix/*" by every logged metric below the prefix, or keep it to be named as absent.
+
+    A single metric below the prefix is the whole, which has its own panel: it is not drawn twice.
+    """
     expanded: dict[str, str] = {}
     for metric, name in metrics.items():
         prefix = metric.removesuffix("*")
         below = sorted({logged for run in runs for logged in run.metrics if prefix != metric and logged.startswith(prefix)})
-        expanded |= {logged: logged.removeprefix(prefix) for logged in below} or {metric: name}
+        if len(below) != 1:
+            expanded |= {logged: logged.removeprefix(prefix) for logged in below} or {metric: name}
     return expanded
+
+
+def _rl_bins(runs: Sequence[Run]) -> str:
+    """"B1, B2, B3 only", the bins of rl.bins (empty: all bins); with several runs that differ, "each run its own"."""
+    choices = {f"{', '.join(run.setting('rl.bins'))} only" if run.setting("rl.bins") else "all bins" for run in runs}
+    return choices.pop() if len(choices) == 1 else "each run its own"
+
+
+def _clipping_notes(table: pd.DataFrame, runs: Sequence[Run]) -> list[str]:
+    """Why no token is clipped, where it cannot be otherwise."""
+    clipped = table[table["metric"].str.startswith("clip_ratio/")]
+    if clipped.empty or clipped["value"].any():
+        return []
+    if any(run.setting("algorithm.epochs") * run.setting("algorithm.minibatches") > 1 for run in runs):
+        return []
+    return [
+        "No token is ever clipped: with one update per rollout (algorithm.epochs = algorithm.minibatches = 1) the policy that is updated "
+        "is the one that sampled, so every probability ratio is 1."
+    ]
 
 
 def _evaluation_section(
@@ -174,6 +206,11 @@ def _selection_notes(selection: Selection) -> tuple[str, ...]:
         notes.append(f"Without an evaluation to draw: {', '.join(selection.runs_without)}.")
     if selection.rest:
         notes.append(f"{selection.rest} evaluations of earlier steps or other splits are not drawn; all are in tables/all_passk.csv.")
+    if selection.smaller:
+        notes.append(
+            f"Not drawn beside one of the same settings with more puzzles, or else more samples: {selection.smaller}; "
+            "all are in tables/all_passk.csv."
+        )
     return tuple(notes)
 
 
@@ -189,17 +226,25 @@ def _comparison_section(runs: Sequence[Run], selection: Selection, seed: int) ->
     )  # fmt: skip
 
 
-def _verifier_section(selection: Selection) -> Section:
-    table = tables.verifier_table(selection)
+def _verifier_section(selection: Selection, seed: int) -> Section:
+    table = tables.verifier_table(selection, seed)
+    notes = ["No policy was evaluated by the engine (evaluate.verifier=engine), so the figure is left out."]
     if len(table):
         several = table["policy"].nunique() > 1
-        table = table.assign(verified=(table["policy"] + ", " if several else "") + table["verifier"].astype(str))
+        table = table.assign(judged=(table["policy"] + ", " if several else "") + table["judge"])
+        notes = [
+            f"{row.policy}: n = {row.n_puzzles:,} puzzles with {row.n_samples} samples each; engine − line in points of pass@1: "
+            f"{tables.percent_interval(row.value, row.ci_low, row.ci_high)}."
+            for row in table[(table["bin"] == "all") & (table["judge"] == tables.JUDGES[-1])].itertuples()
+        ]
     return _evaluation_section(
         "verifiers", "Does the verifier matter?",
-        "How much of the pass rate hangs on who judges? pass@1 when only the puzzle's line (and any mate) counts, beside pass@1 when every "
-        "move counts whose engine score is close enough to the best.",
-        "evaluations/*/passk.csv", table, lambda rows: figures.bars_figure(rows, "pass_at_k", "pass@1", "verified"),
-        () if len(table) else ("No policy was evaluated under a second verifier, so the figure is left out.",),
+        "How much of the pass rate hangs on who judges? pass@1 of one and the same set of samples: when only the puzzle's line (and any "
+        "mate) counts, when every move counts whose engine score is close enough to the best, and the paired difference of the two with "
+        "its 95 % interval. An accepted move off the line ends the episode solved, so where the engine at its limits sees no mate nearly "
+        "every winning move passes.",
+        "evaluations/*/samples.parquet", table, lambda rows: figures.bars_figure(rows, "value", "pass@1, same samples", "judged"),
+        tuple(notes),
     )  # fmt: skip
 
 
@@ -219,9 +264,10 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
         ),
         Section(
             "runs", "Runs",
-            "What was trained, on how much? Parameters with and without embedding and output tables (N is without), training tokens "
-            "without padding, floating-point operations of the stage counted as 6N per trained token (and 2N per pass without "
-            "gradients), losses in nats per token, wall time in seconds.",
+            "What was trained, on how much? N parameters (without embedding and output tables; all parameters are with them), training "
+            "tokens without padding, floating-point operations of the stage counted as 6N per trained token (and 2N per pass without "
+            "gradients), and those of sampling the traces that it was trained on; final losses in nats per token (RL's objective is no "
+            "such loss), final mean reward, wall time in seconds.",
             "summary.json and metrics.jsonl", tables.runs_table(runs),
         ),
         curves["loss_pretrain"],
@@ -230,7 +276,8 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
         _evaluation_section(
             "passk", "pass@k",
             "What does each stage reach with more samples? pass@k = 1 − C(n − c, k) / C(n, k) for n samples of which c solve the puzzle, "
-            "averaged over puzzles; bands are 95 % bootstrap intervals over puzzles (Wilson where all puzzles agree).",
+            "averaged over puzzles; bands are 95 % bootstrap intervals over puzzles (Wilson where all puzzles agree). All panels share one "
+            "vertical axis.",
             "evaluations/*/passk.csv", passk, figures.passk_figure,
         ),
         _evaluation_section(
@@ -252,7 +299,7 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
             "with 95 % intervals over puzzles.",
             "evaluations/*/rates.csv", legal, lambda table: figures.bars_figure(table, "value", "legal samples", "policy"),
         ),
-        _verifier_section(selection),
+        _verifier_section(selection, seed),
         curves["rl_drift"],
         curves["rl_optimisation"],
         curves["rl_groups"],

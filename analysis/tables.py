@@ -9,12 +9,13 @@ import pandas as pd
 
 from analysis.read import Evaluation, Run
 from chessrl.errors import UserError
-from chessrl.statistics import COMPARISON_COLUMNS, FAILURES, comparison_table
+from chessrl.statistics import COMPARISON_COLUMNS, FAILURES, LABELS, bootstrap_means, comparison_table, paired_differences
 
 SMOOTHING_SHARE = 0.05  # width of the running mean, as a share of a curve's logged steps
 FINAL_KS = (1, 4, 16)
 FINAL_FIGURES = (*(f"pass@{k}" for k in FINAL_KS), "legal")  # columns of the final table
 SETTINGS = ("protocol", "spelling", "temperature", "thinking_budget", "seed")
+JUDGES = ("line", "engine", "engine − line")  # the last is the paired difference
 SPLITS = ("test", "validation")  # preferred in this order where runs were evaluated on several
 
 
@@ -29,31 +30,37 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which evaluations are drawn: one split, each run's last step. `rest` counts the other evaluations."""
+    """Which evaluations are drawn: one split, each run's last step, the largest of those with equal labels; the others are counted."""
 
     split: str
     policies: tuple[Policy, ...]  # one verifier
     other_verifiers: tuple[Policy, ...]  # the same runs and settings under another verifier
     runs_without: tuple[str, ...]
-    rest: int
+    rest: int  # evaluations of earlier steps or other splits
+    smaller: int  # evaluations that differ from a drawn one in nothing but their puzzles or samples
 
 
 def select_evaluations(runs: Sequence[Run]) -> Selection:
     """Choose the split most runs were evaluated on (test before validation on a tie), each run's last step, the line verifier if any.
 
-    Where a run has several such evaluations (temperatures, say), its label names the settings that differ.
+    Where a run has several such evaluations (temperatures, say), its label names the settings that differ. Of several with equal
+    labels the one with most puzzles is drawn, then most samples.
     """
     everything = [(run, evaluation) for run in runs for evaluation in run.evaluations]
     if not everything:
-        return Selection("", (), (), tuple(run.label for run in runs), 0)
+        return Selection("", (), (), tuple(run.label for run in runs), 0, 0)
     split = _common_split(everything)
     drawn: dict[bool, list[Policy]] = {True: [], False: []}
     verifiers = sorted({str(evaluation.labels["verifier"]) for _, evaluation in everything})
     main_verifier = "line" if "line" in verifiers else verifiers[0]
+    rest = smaller = 0
     for run in runs:
         of_split = [evaluation for evaluation in run.evaluations if evaluation.labels["split"] == split]
         last = max((evaluation.labels["step"] for evaluation in of_split), default=None)
-        final = [evaluation for evaluation in of_split if evaluation.labels["step"] == last]
+        of_last_step = [evaluation for evaluation in of_split if evaluation.labels["step"] == last]
+        final = _largest(of_last_step)
+        rest += len(run.evaluations) - len(of_last_step)
+        smaller += len(of_last_step) - len(final)
         varying = [key for key in SETTINGS if len({evaluation.labels[key] for evaluation in final}) > 1]
         for evaluation in sorted(final, key=lambda item: [str(item.labels[key]) for key in SETTINGS]):
             settings = ", ".join(f"{key.replace('_', ' ')} {evaluation.labels[key]}" for key in varying)
@@ -65,8 +72,15 @@ def select_evaluations(runs: Sequence[Run]) -> Selection:
         policies=tuple(drawn[True]),
         other_verifiers=tuple(drawn[False]),
         runs_without=tuple(run.label for run in runs if run.run_id not in seen),
-        rest=len(everything) - len(drawn[True]) - len(drawn[False]),
+        rest=rest,
+        smaller=smaller,
     )
+
+
+def _largest(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """One evaluation per set of labels: most puzzles, then most samples; the folder's name decides between equals."""
+    ascending = sorted(evaluations, key=lambda item: (item.n_puzzles, item.n_samples, item.folder.name))
+    return list({tuple(evaluation.labels[key] for key in LABELS): evaluation for evaluation in ascending}.values())
 
 
 def _common_split(everything: Sequence[tuple[Run, Evaluation]]) -> str:
@@ -80,27 +94,29 @@ def _common_split(everything: Sequence[tuple[Run, Evaluation]]) -> str:
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per run: size N with and without embeddings, tokens, FLOPs, final losses and reward, wall time in seconds.
+    """One row per run: size N (without embeddings), tokens, FLOPs, final losses and reward, wall time; then all parameters and ids.
 
-    Final training figures are the running mean at the last logged step; the validation loss is the last one logged.
+    Final training figures are the running mean at the last logged step; the validation loss is the last one logged. RL has no loss
+    here: its objective is no cross-entropy. FLOPs of trace sampling stand in the row of the run that sampled them.
     """
     rows = []
     for run in runs:
-        final = {metric: _last(run, metric) for metric in ("loss", "validation/loss", "reward", "time/wall_s")}
+        own_traces = run.summary.get("flops_by_stage", {}).get("traces") if run.stage == "sft" else None
         rows.append(
             {
                 "policy": run.label,
+                "N": run.summary["parameters"]["without_embeddings"],
+                "tokens": run.summary["tokens"],
+                "steps": int(run.metrics["step"].max()),
+                "FLOPs": float(run.summary["flops"]),
+                "FLOPs of traces": float("nan") if own_traces is None else float(own_traces),
+                "loss": float("nan") if run.stage == "rl" else _last(run, "loss"),
+                "validation loss": _last(run, "validation/loss"),
+                "reward": _last(run, "reward"),
+                "seconds": _last(run, "time/wall_s"),
+                "all parameters": run.summary["parameters"]["total"],
                 "run": run.run_id,
                 "parents": " ".join(run.parents),
-                "parameters": run.summary["parameters"]["total"],
-                "parameters_without_embeddings": run.summary["parameters"]["without_embeddings"],
-                "steps": int(run.metrics["step"].max()),
-                "tokens": run.summary["tokens"],
-                "flops": run.summary["flops"],
-                "final_loss": final["loss"],
-                "final_validation_loss": final["validation/loss"],
-                "final_reward": final["reward"],
-                "time/wall_s": final["time/wall_s"],
             }
         )
     return pd.DataFrame(rows)
@@ -159,13 +175,28 @@ def failures_table(policies: Sequence[Policy]) -> pd.DataFrame:
     return table[["policy", "outcome", "share", "ci_low", "ci_high", "n_puzzles"]].reset_index(drop=True)
 
 
-def verifier_table(selection: Selection) -> pd.DataFrame:
-    """pass@1 per bin under each verifier, for the policies that were evaluated under more than one."""
-    judged = (*selection.policies, *selection.other_verifiers)
-    audited = [policy.label for policy in selection.policies if policy.label in {other.label for other in selection.other_verifiers}]
-    both = [policy for label in audited for policy in judged if policy.label == label]
-    table = labelled(both, "passk")
-    return table[table["k"] == 1].reset_index(drop=True) if len(table) else table
+def verifier_table(selection: Selection, seed: int) -> pd.DataFrame:
+    """pass@1 of engine-verified samples as line and as engine judge them, and the paired difference, per policy and bin ("all" first).
+
+    Columns policy, bin, judge (line, engine, engine − line), value, ci_low, ci_high, n_puzzles, n_samples (per puzzle). Both judge the
+    same samples: an episode under the engine counts for the line if every move of it is the line's or mates. seed: of the bootstraps.
+    """
+    rows = []
+    for policy in (*selection.policies, *selection.other_verifiers):
+        if policy.evaluation.labels["verifier"] != "engine":
+            continue
+        samples = policy.evaluation.samples("solved_by_line")
+        puzzles = samples.groupby("puzzle").agg({"bin": "first", "solved_by_line": "mean", "solved": "mean"})
+        rng = np.random.default_rng(seed)
+        for name in ("all", *sorted(puzzles["bin"].unique())):
+            cell = puzzles if name == "all" else puzzles[puzzles["bin"] == name]
+            line, engine = cell[["solved_by_line"]].to_numpy(), cell[["solved"]].to_numpy()  # (puzzles, 1) shares of samples
+            intervals = bootstrap_means(np.hstack([line, engine]), rng) + paired_differences(line, engine, rng)
+            counts = {"n_puzzles": len(cell), "n_samples": policy.evaluation.n_samples}
+            for judge, (value, low, high) in zip(JUDGES, intervals):
+                row = {"policy": policy.label, "bin": name, "judge": judge, "value": value, "ci_low": low, "ci_high": high}
+                rows.append(row | counts)
+    return pd.DataFrame(rows)
 
 
 def comparisons(runs: Sequence[Run], policies: Sequence[Policy], seed: int) -> tuple[pd.DataFrame, list[str]]:
@@ -222,7 +253,7 @@ def final_table(passk: pd.DataFrame, rates: pd.DataFrame) -> pd.DataFrame:
     cells["text"] = [percent_interval(*row) for row in cells[["point", "ci_low", "ci_high"]].itertuples(index=False)]
     order = passk[["policy", "bin", "n_puzzles"]].drop_duplicates(["policy", "bin"])
     wide = cells.pivot(index=["policy", "bin"], columns="figure", values="text").reindex(list(FINAL_FIGURES), axis=1)
-    return order.join(wide, on=["policy", "bin"]).fillna("-").rename(columns={"n_puzzles": "puzzles"}).reset_index(drop=True)
+    return order.join(wide.astype(object).fillna("-"), on=["policy", "bin"]).rename(columns={"n_puzzles": "puzzles"}).reset_index(drop=True)
 
 
 def terminal_table(passk: pd.DataFrame, rates: pd.DataFrame) -> str:

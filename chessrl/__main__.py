@@ -1,5 +1,7 @@
 """``python -m chessrl``: the pipeline; see ``--help``."""
 
+import sys
+
 from hydra.core.hydra_config import HydraConfig
 
 from chessrl.config import Config
@@ -12,7 +14,7 @@ def work(config: Config) -> int:
     try:
         return run_pipeline(config, HydraConfig.get().overrides.task)
     except StageFailed as failure:
-        print(f"error: {failure}", flush=True)
+        print(f"error: {failure}", file=sys.stderr, flush=True)
         return failure.status
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from chessrl.config import Config
 from chessrl.errors import UserError
+from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "world.name": ("endgame", "lichess"),
@@ -22,6 +24,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine.mode": ("depth", "searchmoves"),
     **{f"{stage}.optimizer.schedule": ("cosine", "constant") for stage in ("pretrain", "sft", "rl")},
 }
+
+OPTIMIZER_RANGES: dict[str, tuple[float, float | None]] = {
+    "lr": (0, None),
+    "min_lr_ratio": (0, 1),
+    "warmup_ratio": (0, 1),
+    "beta1": (0, 0.9999),
+    "beta2": (0, 0.999999),
+    "weight_decay": (0, None),
+    "clip": (1e-9, None),
+}
+SEEDS = ("world.seed", "evaluate.seed", *(f"{stage}.{key}" for stage in ("pretrain", "sft", "rl") for key in ("seed", "data_seed")))
 
 # (lowest, highest) allowed, both included; None: no bound
 RANGES: dict[str, tuple[float, float | None]] = {
@@ -69,12 +82,15 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
     "evaluate.batch": (1, None),
-    **{f"{stage}.optimizer.lr": (0, None) for stage in ("pretrain", "sft", "rl")},
-    **{f"{stage}.optimizer.warmup_ratio": (0, 1) for stage in ("pretrain", "sft", "rl")},
-    **{f"{stage}.optimizer.min_lr_ratio": (0, 1) for stage in ("pretrain", "sft", "rl")},
+    "algorithm.std_floor": (0, None),
+    **{f"world.{split}_puzzles": (1, None) for split in ("sft", "rl", "validation", "test", "private")},
+    **{f"sft.trace.{part}_mean": (0.01, None) for part in ("continuations", "length")},
+    **{f"sft.trace.{part}_sigma": (0, 10) for part in ("continuations", "length")},
+    **{f"{stage}.optimizer.{key}": bounds for stage in ("pretrain", "sft", "rl") for key, bounds in OPTIMIZER_RANGES.items()},
+    **{key: (0, 2**62) for key in SEEDS},
 }
 OPTIONAL_COUNTS = ("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles")  # null, or at least 1
-VOCABULARIES = (81, 85, 101)  # the released checkpoints', and ours
+VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 
 
 def check_values(config: Config) -> None:
@@ -84,7 +100,7 @@ def check_values(config: Config) -> None:
             raise UserError(f"{path}={value_of(config, path)}: expected one of {', '.join(allowed)}")
     for path, (low, high) in RANGES.items():
         value = value_of(config, path)
-        if value < low or (high is not None and value > high):
+        if not value >= low or (high is not None and value > high) or value == float("inf"):  # "not >=": nan compares false
             raise UserError(f"{path}={value}: expected {f'from {low:g} to {high:g}' if high is not None else f'at least {low:g}'}")
     for path in OPTIONAL_COUNTS:
         value = value_of(config, path)
@@ -92,12 +108,28 @@ def check_values(config: Config) -> None:
             raise UserError(f"{path}={value}: expected at least 1, or null for all")
     if config.model.vocabulary not in VOCABULARIES:
         raise UserError(f"model.vocabulary={config.model.vocabulary}: expected one of {', '.join(map(str, VOCABULARIES))}")
+    if config.world.state == "snapshot" and config.model.vocabulary != len(VOCABULARY):
+        raise UserError(
+            f"model.vocabulary={config.model.vocabulary} has no tokens for world.state=snapshot: use {len(VOCABULARY)}, or world.state=history"
+        )
     if config.model.heads % config.model.kv_heads:
         raise UserError(f"model.heads={config.model.heads}: expected a multiple of model.kv_heads={config.model.kv_heads}")
     if config.model.head_dim % 2:
         raise UserError(f"model.head_dim={config.model.head_dim}: expected an even number, since rotary positions turn pairs")
-    if not config.evaluate.ks or min(config.evaluate.ks) < 1 or max(config.evaluate.ks) > config.evaluate.samples:
-        raise UserError(f"evaluate.ks={config.evaluate.ks}: expected numbers from 1 to evaluate.samples={config.evaluate.samples}")
+    for part in ("continuations", "length"):
+        low, high = (value_of(config, f"sft.trace.{part}_{end}") for end in ("min", "max"))
+        if low > high:
+            raise UserError(f"sft.trace.{part}_max={high}: expected at least sft.trace.{part}_min={low}")
+    for part, weight in config.reward.weights.items():
+        if not math.isfinite(weight):
+            raise UserError(f"reward.weights.{part}={weight}: expected a finite number")
+    if (
+        not config.evaluate.ks
+        or len(set(config.evaluate.ks)) < len(config.evaluate.ks)
+        or min(config.evaluate.ks) < 1
+        or max(config.evaluate.ks) > config.evaluate.samples
+    ):
+        raise UserError(f"evaluate.ks={config.evaluate.ks}: expected different numbers from 1 to evaluate.samples={config.evaluate.samples}")
 
 
 def value_of(config: Config, path: str) -> Any:

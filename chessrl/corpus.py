@@ -17,7 +17,7 @@ from pathlib import Path
 import chess
 import numpy as np
 
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
 from chessrl.games import Game
 from chessrl.notation import BOS, EOS, VOCABULARY, snapshot_tokens, vocabulary_hash
 from chessrl.position_keys import line_keys, moves_of_plies
@@ -173,6 +173,9 @@ def build_corpus(
 
 
 def _check_settings(folder: Path, state: str, context: int, validation_share: float, shard_tokens: int) -> None:
+    make_folder(folder.parent, "out")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another folder for the corpus")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; remove it or choose another folder for the corpus")
     if state not in STATES:

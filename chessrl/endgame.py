@@ -32,7 +32,7 @@ from chessrl.endgame_games import Game, GamesTask, PlainEngine, play_task
 from chessrl.endgame_positions import GAME_WEIGHTS
 from chessrl.endgame_puzzles import MatePuzzle, PuzzlesTask, apart_from_games, cell_quotas, find_puzzles, puzzle_table
 from chessrl.engine import find_stockfish
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
 
 PACK = Path(__file__).parent / "data"
 GAMES_FILE, PUZZLES_FILE, MANIFEST_FILE = "endgame_games.parquet", "endgame_puzzles.parquet", "endgame_manifest.json"
@@ -82,6 +82,7 @@ def _load(name: str) -> pd.DataFrame:
 
 def generate(settings: EndgameSettings) -> None:
     """Makes a pack in ``settings.out``; the manifest is written last. Raises UserError for settings that cannot be met."""
+    make_folder(settings.out, "out")
     engine = find_stockfish(settings.engine)
     materials = settings.materials or tuple(GAME_WEIGHTS)
     workers = settings.workers or os.cpu_count() or 1

@@ -1,4 +1,6 @@
-"""The one exception whose message is meant for the user."""
+"""The one exception whose message is meant for the user, and the checks that many parts share."""
+
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -6,3 +8,13 @@ class UserError(Exception):
 
     Commands print the message without a traceback and exit with status 2; every other exception is a bug and keeps its traceback.
     """
+
+
+def make_folder(path: Path | str, key: str) -> Path:
+    """Make a folder that will be written to, with its parents; ``key`` is the config key that names it. Raises UserError where it cannot be."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{key}={path}: cannot be made or used as a folder ({error.strerror}); choose another") from None
+    return path

@@ -54,12 +54,13 @@ class Game:
 
 
 def read_games(
-    sources: Iterable[Path | str], *, method: str = "auto", filters: GameFilters | None = None, report: ReadReport
+    sources: Iterable[Path | str], *, method: str = "auto", filters: GameFilters | None = None, most: int | None = None, report: ReadReport
 ) -> Iterator[Game]:
     """Games of .pgn and .pgn.zst files that pass ``filters``, in their order; both methods give the same games and token ids.
 
     ``method``: ``pgn-extract``, ``python-chess`` (about 30 times slower) or ``auto``, the first where it is installed. ``report`` counts
-    what was read, kept and dropped, complete once the iterator is exhausted. Raises UserError for a missing, foreign or damaged file.
+    what was read, kept and dropped, complete once the iterator is exhausted. ``most`` ends the reading after so many kept games; those looked
+    at beyond it are counted as ``beyond_the_limit``. Raises UserError for a missing, foreign or damaged file.
     """
     if method not in METHODS:
         raise UserError(f"method={method}: expected one of {', '.join(METHODS)}")
@@ -86,6 +87,9 @@ def read_games(
             time_class=game.time_class,
             site=game.site,
         )
+        if report.kept == most:
+            report.dropped["beyond_the_limit"] += report.read - report.kept - sum(report.dropped.values())
+            return
 
 
 def _screened_games(paths: list[Path], filters: GameFilters, report: ReadReport) -> Iterator[ScreenedGame]:

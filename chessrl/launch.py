@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -48,7 +49,11 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
             statuses.append(USER_ERROR_STATUS)
 
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted; the same command goes on from what is finished", file=sys.stderr, flush=True)
+        sys.exit(128 + signal.SIGINT)
     sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
 
 

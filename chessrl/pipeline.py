@@ -21,6 +21,7 @@ from types import FrameType
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.run import RUN_DIRECTORY_FILE, STOP_SIGNALS
+from chessrl.world import puzzle_table
 
 STAGES = ("pretrain", "sft", "rl")
 ENGINE_PUZZLES = 200  # of the engine-verified evaluation: labels of all moves cost about a tenth of a second a position
@@ -40,8 +41,9 @@ class StageFailed(UserError):
 def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     """Carry the whole pipeline out; finished parts are skipped by the stages themselves."""
     unknown = [stage for stage in config.pipeline.stages if stage not in STAGES]
-    if unknown or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
+    if unknown or not config.pipeline.stages or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")
+    puzzle_table(config)  # a world that is not there is one line here, not one of a stage and one of ours
     start = time.monotonic()
     total = (
         len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)

@@ -17,9 +17,10 @@ from pathlib import Path
 import chess
 import chess.pgn
 import pandas as pd
+from pyarrow import ArrowInvalid
 
 from chessrl.command import parse_settings, run_command
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
 from chessrl.notation import BOS, THINK, line_tokens, snapshot_tokens
 from chessrl.position_keys import line_keys
 from chessrl.sources import WHERE_TO_GET, ReadReport, check_source, file_record, read_lines
@@ -213,7 +214,7 @@ def save_puzzles(puzzles: Iterable[Puzzle], path: Path | str) -> None:
     columns = {name: [getattr(puzzle, name) for puzzle in puzzles] for name in _COLUMNS}
     for name in _WORD_COLUMNS:
         columns[name] = [" ".join(words) for words in columns[name]]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "out")
     temporary = path.with_name(path.name + ".tmp")
     pd.DataFrame(columns).astype({"lead": "int64", "difficulty": "int64"}).to_parquet(temporary, compression="zstd", index=False)
     temporary.replace(path)
@@ -224,7 +225,11 @@ def load_puzzles(path: Path | str, split: str | None = None, bins: Iterable[str]
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such puzzle table; make one with python -m chessrl.puzzles or python -m chessrl.endgame")
-    return puzzles_of_table(pd.read_parquet(path), split, bins, name=str(path))
+    try:
+        frame = pd.read_parquet(path)
+    except ArrowInvalid as error:
+        raise UserError(f"{path}: not a parquet table ({str(error).splitlines()[0]}); make it again") from None
+    return puzzles_of_table(frame, split, bins, name=str(path))
 
 
 def puzzles_of_table(

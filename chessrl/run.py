@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from chessrl.checkpoint import load_newest_state, save_state, write_atomically, write_json
 from chessrl.config import Config, ModelConfig
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
 from chessrl.model import Cost
 
 RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
@@ -92,7 +92,12 @@ def code_version() -> str:
 
 def finished(directory: Path) -> bool:
     status = directory / "status.json"
-    return status.exists() and json.loads(status.read_text())["state"] == "completed"
+    try:
+        return json.loads(status.read_text())["state"] == "completed"
+    except FileNotFoundError:
+        return False
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        raise UserError(f"{status} is damaged: delete it, then run the same command again") from None
 
 
 # ---- the run ----------------------------------------------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ class Run:
         return finished(self.directory)
 
     def __enter__(self) -> Run:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory, "outputs")
         self._lock = (self.directory / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +222,10 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """summary.json of a finished run. Raises UserError where it is missing."""
     if not finished(directory):
         raise UserError(f"parent={directory} is not a finished run: give the run directory of a stage that completed")
-    return json.loads((directory / "summary.json").read_text())
+    try:
+        return json.loads((directory / "summary.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        raise UserError(f"{directory}/summary.json is missing or damaged: delete status.json there and run the stage again") from None
 
 
 def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:

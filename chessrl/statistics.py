@@ -121,11 +121,6 @@ def bootstrap_means(
     return intervals
 
 
-def bootstrap_mean(values: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES, level: float = LEVEL) -> Interval:
-    """(point, low, high) of the mean of shares (puzzles,) in [0, 1]; see `bootstrap_means`."""
-    return bootstrap_means(np.asarray(values, dtype=np.float64)[:, None], rng, resamples, level)[0]
-
-
 def _newcombe_interval(a: np.ndarray, b: np.ndarray, level: float) -> tuple[float, float]:
     """Paired difference of two proportions from their Wilson limits (Newcombe 1998, Statistics in Medicine 17:2635, method 10).
 
@@ -174,13 +169,6 @@ def paired_differences(
             bounds = (float(low[column]), float(high[column]))
         intervals.append((float(cell.mean()), *bounds))
     return intervals
-
-
-def paired_difference(
-    a: np.ndarray, b: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES, level: float = LEVEL
-) -> Interval:
-    """(difference, low, high) of mean(b) - mean(a) for two (puzzles,) arrays of shares; see `paired_differences`."""
-    return paired_differences(np.asarray(a)[:, None], np.asarray(b)[:, None], rng, resamples, level)[0]
 
 
 def _require_columns(samples: pd.DataFrame, columns: Sequence[str]) -> None:

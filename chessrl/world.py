@@ -20,7 +20,7 @@ from tqdm import tqdm
 from chessrl import corpus, endgame
 from chessrl.config import Config, WorldConfig
 from chessrl.corpus import Corpus
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, games_from_table, read_games
 from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_splits import split_puzzles
@@ -36,7 +36,7 @@ EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time makes a data folder; the others wait and then find it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, "outputs")
     with folder.with_name(f".{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -51,8 +51,11 @@ def _check(world: WorldConfig) -> None:
                 raise UserError(f"world.{key} is empty. {WHERE_TO_GET[f'world.{key}']}")
 
 
-def _paths(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _paths(value: Any, key: str) -> list[str]:
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise UserError(f"{key}={value}: expected the name of a file, or a list of names")
+    return paths
 
 
 def _sources(paths: list[str], key: str) -> list[dict]:
@@ -73,13 +76,13 @@ def puzzle_table(config: Config) -> Path:
     if world.name == "endgame":
         return endgame.PACK / endgame.PUZZLES_FILE
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
-    key = digest([_sources(_paths(world.puzzles), "world.puzzles"), sizes, world.seed])
+    key = digest([_sources(_paths(world.puzzles, "world.puzzles"), "world.puzzles"), sizes, world.seed])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
     with _locked(path):
         if not path.exists():
             report = ReadReport()
             filters = PuzzleFilters(verify=True)
-            puzzles = [puzzle for source in _paths(world.puzzles) for puzzle in read_lichess_csv(source, filters, report)]
+            puzzles = [puzzle for source in _paths(world.puzzles, "world.puzzles") for puzzle in read_lichess_csv(source, filters, report)]
             print(f"puzzles: {report.summary()}", flush=True)
             splitting = ReadReport()
             chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
@@ -112,7 +115,7 @@ def corpus_folder(config: Config) -> Path:
     world = config.world
     _check(world)
     table = puzzle_table(config)
-    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games), "world.games")
+    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games, "world.games"), "world.games")
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
     folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
     with _locked(folder):
@@ -154,7 +157,7 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
 def _lichess_games(world: WorldConfig, report: ReadReport) -> Iterator[Game]:
     excluded = () if world.bullet else GameFilters().exclude_time_classes
     filters = GameFilters(exclude_time_classes=excluded, min_rating=world.min_elo, max_rating=world.max_elo)
-    return read_games(_paths(world.games), filters=filters, report=report)
+    return read_games(_paths(world.games, "world.games"), filters=filters, most=world.max_games, report=report)
 
 
 def open_corpus(config: Config) -> tuple[Corpus, Corpus]:

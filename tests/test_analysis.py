@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from math import comb
 from pathlib import Path
 
@@ -14,12 +15,25 @@ import pytest
 from analysis.figures import Panel, curves_figure
 from analysis.read import read_runs
 from analysis.report import run_analysis
-from analysis.tables import comparisons, curves_table, select_evaluations, terminal_table
+from analysis.sections import Section, build_sections
+from analysis.tables import comparisons, curves_table, runs_table, select_evaluations, terminal_table
 from chessrl.errors import UserError
-from chessrl.statistics import FAILURES, passk_table, rates_table
+from chessrl.statistics import FAILURES, comparison_table, passk_table, rates_table
 
-PUZZLES, SAMPLES, KS = 90, 16, (1, 2, 4, 8, 16)
+PUZZLES, ENGINE_PUZZLES, SAMPLES, KS = 90, 60, 16, (1, 2, 4, 8, 16)
 SKILL = {"pretrain": 0.06, "sft": 0.35, "rl": 0.5}
+FIGURES = {
+    "loss_pretrain", "loss_sft", "reward", "passk", "bins", "comparisons", "failures", "legal", "verifiers",
+    "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
+}  # fmt: skip
+CONFIG = """world:
+  name: <endgame>
+rl:
+  bins: [B1, B2]
+algorithm:
+  epochs: {epochs}
+  minibatches: 1
+"""
 
 
 def make_samples(skill: float, seed: int, puzzles: int = PUZZLES) -> pd.DataFrame:
@@ -37,6 +51,7 @@ def make_samples(skill: float, seed: int, puzzles: int = PUZZLES) -> pd.DataFram
         "sample": np.tile(np.arange(SAMPLES), puzzles),
         "tokens": (trace + 6).ravel(),
         "solved": solved.ravel(),
+        "solved_by_line": (solved & (rng.random(solved.shape) < 0.8)).ravel(),
         "solved_strict": (solved & (rng.random(solved.shape) < 0.9)).ravel(),
         "first_move": "",
         "legal": ~np.isin(failure, FAILURES[1:]).ravel(),
@@ -51,16 +66,17 @@ def make_samples(skill: float, seed: int, puzzles: int = PUZZLES) -> pd.DataFram
     return pd.DataFrame(frame)
 
 
-def write_evaluation(run: Path, stage: str, key: str, samples: pd.DataFrame, **changed: object) -> None:
+def write_evaluation(run: Path, stage: str, key: str, samples: pd.DataFrame, ks: Sequence[int] = KS, **changed: object) -> None:
     labels = {
         "run": run.name, "stage": stage, "step": 100, "split": "test", "protocol": "game" if stage == "pretrain" else "think",
-        "spelling": "lenient", "verifier": "line", "temperature": 1.0, "thinking_budget": 128, "seed": 1000, "n_samples": SAMPLES,
+        "spelling": "lenient", "verifier": "line", "temperature": 1.0, "thinking_budget": 128, "seed": 1000,
+        "n_puzzles": samples["puzzle"].nunique(), "n_samples": samples["sample"].nunique(),
     } | changed  # fmt: skip
     folder = run / "evaluations" / key
     folder.mkdir(parents=True)
     (folder / "evaluation.json").write_text(json.dumps(labels))
     samples.to_parquet(folder / "samples.parquet")
-    passk_table(samples, KS, labels, seed=0).to_csv(folder / "passk.csv", index=False)
+    passk_table(samples, ks, labels, seed=0).to_csv(folder / "passk.csv", index=False)
     rates_table(samples, labels, seed=0).to_csv(folder / "rates.csv", index=False)
 
 
@@ -78,12 +94,12 @@ def metric_lines(stage: str, seed: int) -> list[dict]:
         if stage == "rl":
             line |= {
                 "reward": 0.4 + 0.15 * share + rng.normal(0, 0.04), "reward_std": 0.3, "reward/line": 0.4 + 0.15 * share,
-                "reward/format": 0.9 + 0.08 * share, "frac_reward_zero_std": 0.2 + 0.2 * share + rng.normal(0, 0.03), "kl": 0.03 * share,
+                "frac_reward_zero_std": 0.2 + 0.2 * share + rng.normal(0, 0.03), "kl": 0.03 * share,
                 "entropy": 0.5 - 0.2 * share + rng.normal(0, 0.01), "completions/mean_length": 30 + 3 * share + rng.normal(0, 1),
                 "completions/mean_length_correct": 28 + 3 * share + rng.normal(0, 1),
                 "completions/mean_length_incorrect": 33 + rng.normal(0, 1),
-                "completions/mean_trace_length": 24 + 3 * share, "completions/clipped_ratio": 0.02, "clip_ratio/low": 0.001 * share,
-                "clip_ratio/high": 0.002 * share, "sampling/logp_difference/mean": 1e-7, "sampling/logp_difference/max": 3e-6,
+                "completions/mean_trace_length": 24 + 3 * share, "completions/clipped_ratio": 0.02, "clip_ratio/low": 0.0, "clip_ratio/high": 0.0,
+                "sampling/logp_difference/mean": 1e-7, "sampling/logp_difference/max": 3e-6,
                 "policy/legal": 0.85 + 0.1 * share, "policy/format": 0.95 + 0.04 * share,
             }  # fmt: skip
         if step % 10 == 0:
@@ -100,8 +116,9 @@ def write_run(root: Path, name: str, parents: dict[str, str], seed: int) -> Path
     run.mkdir(parents=True)
     parameters = {"total": 883_456, "without_embeddings": 831_744}
     summary = {"stage": stage, "run_id": name, "parents": parents, "parameters": parameters, "tokens": 2_000_000, "flops": 1e13}
+    summary["flops_by_stage"] = {"pretrain": 1e13} if stage == "pretrain" else {"pretrain": 1e13, "traces": 5e11, stage: 1e13}
     (run / "summary.json").write_text(json.dumps(summary))
-    (run / "config.yaml").write_text("world:\n  name: <endgame>\n")
+    (run / "config.yaml").write_text(CONFIG.format(epochs=1))
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metric_lines(stage, seed)))
     write_evaluation(run, stage, "aaaa", make_samples(SKILL[stage], seed))
     return run
@@ -114,7 +131,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     pretrain = write_run(root, "pretrain-1a2b3c4d", {}, seed=1)
     sft = write_run(root, "sft-2b3c4d5e", {"pretrain": pretrain.name}, seed=2)
     rl = write_run(root, "rl-3c4d5e6f", {"sft": sft.name, "data": "0123456789abcdef"}, seed=3)
-    write_evaluation(rl, "rl", "bbbb", make_samples(0.55, 3), verifier="engine")
+    write_evaluation(rl, "rl", "bbbb", make_samples(0.55, 3, puzzles=ENGINE_PUZZLES), verifier="engine")
     write_evaluation(rl, "rl", "cccc", make_samples(0.40, 5), step=50)
     write_evaluation(rl, "rl", "dddd", make_samples(0.40, 6), split="validation")
     return [rl, pretrain, sft]  # the order given must not matter
@@ -129,6 +146,20 @@ def analysed(built: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def copy_run(run: Path, to: Path) -> Path:
     return Path(shutil.copytree(run, to / run.name))
+
+
+def copy_unevaluated(run: Path, to: Path) -> Path:
+    return Path(shutil.copytree(run, to / run.name, ignore=shutil.ignore_patterns("evaluations")))
+
+
+def sections_of(runs: list[Path]) -> dict[str, Section]:
+    read = read_runs(runs)
+    return {section.name: section for section in build_sections(read, select_evaluations(read), seed=0)}
+
+
+@pytest.fixture(scope="module")
+def sections(built: list[Path]) -> dict[str, Section]:
+    return sections_of(built)
 
 
 def test_pass_at_k_in_the_tables_equals_the_binomial_formula(built: list[Path], analysed: Path) -> None:
@@ -162,11 +193,41 @@ def test_outcomes_of_a_policy_sum_to_one(built: list[Path], analysed: Path) -> N
     assert row["share"] == pytest.approx((samples["failure"] == "illegal").mean())
 
 
-def test_engine_verified_rate_stands_beside_line_verified(built: list[Path], analysed: Path) -> None:
+def test_line_and_engine_judge_the_same_samples_and_their_difference_is_paired(built: list[Path], analysed: Path) -> None:
+    """Not the engine's verdicts on some samples against the line's on others: those of other puzzles, at that, by default."""
     table = pd.read_csv(analysed / "tables" / "verifiers.csv")
-    row = table[table["bin"] == "all"].set_index("verifier")["pass_at_k"]
-    for verifier, key in (("line", "aaaa"), ("engine", "bbbb")):
-        assert row[verifier] == pytest.approx(pd.read_parquet(built[0] / "evaluations" / key / "samples.parquet")["solved"].mean())
+    samples = pd.read_parquet(built[0] / "evaluations" / "bbbb" / "samples.parquet")
+    by_line = samples.assign(solved=samples["solved_by_line"])
+    differences = comparison_table(by_line, samples, "line", "engine", (1,), seed=0).set_index("bin")
+    assert set(table["bin"]) == {"all", "B1", "B2", "B3", "B4", "B5"}
+    for name, rows in table.groupby("bin"):
+        of_bin = samples if name == "all" else samples[samples["bin"] == name]
+        values = rows.set_index("judge")["value"]
+        assert values["line"] == pytest.approx(of_bin["solved_by_line"].mean())
+        assert values["engine"] == pytest.approx(of_bin["solved"].mean())
+        assert values["engine − line"] == pytest.approx(differences.loc[name, "difference"])
+        assert set(rows["n_puzzles"]) == {of_bin["puzzle"].nunique()}
+    paired = table[(table["bin"] == "all") & (table["judge"] == "engine − line")].iloc[0]
+    assert paired["ci_low"] == pytest.approx(differences.loc["all", "ci_low"], abs=0.005)  # other resamples of the same puzzles
+    assert paired["ci_high"] == pytest.approx(differences.loc["all", "ci_high"], abs=0.005)
+    page = (analysed / "report.html").read_text()
+    assert f"RL: n = {ENGINE_PUZZLES} puzzles with 16 samples each; engine − line in points of pass@1: " in page
+    assert "An accepted move off the line ends the episode solved" in page
+
+
+def test_second_evaluation_with_other_puzzles_or_samples_is_counted_and_the_largest_is_drawn(built: list[Path], tmp_path: Path) -> None:
+    sft = copy_run(built[2], tmp_path)
+    larger = make_samples(0.35, 11, puzzles=PUZZLES + 10)
+    write_evaluation(sft, "sft", "0000", larger[larger["sample"] < 4], ks=(1, 2, 4))  # most puzzles
+    write_evaluation(sft, "sft", "ffff", make_samples(0.35, 12, puzzles=30))
+    selection = select_evaluations(read_runs([sft]))
+    assert [policy.evaluation.folder.name for policy in selection.policies] == ["0000"]
+    assert (selection.smaller, selection.rest) == (2, 0)
+    final = sections_of([sft])["final"]
+    assert set(final.table["pass@16"]) == {"-"} and final.table["puzzles"].iloc[0] == PUZZLES + 10
+    assert "same settings with more puzzles, or else more samples: 2;" in " ".join(final.notes)
+    write_evaluation(sft, "sft", "1111", larger)  # as many puzzles, more samples
+    assert [policy.evaluation.folder.name for policy in select_evaluations(read_runs([sft])).policies] == ["1111"]
 
 
 def test_earlier_steps_and_other_splits_are_counted_not_mixed_in(built: list[Path], analysed: Path) -> None:
@@ -180,13 +241,64 @@ def test_page_holds_every_figure_and_needs_no_network(analysed: Path) -> None:
     page = (analysed / "report.html").read_text()
     embedded = {base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)}
     on_disk = sorted((analysed / "figures").glob("*.png"))
-    assert len(on_disk) == 14
+    assert {file.stem for file in on_disk} == FIGURES
+    assert "Not logged by these runs" not in page and "left out" not in page
     assert embedded == {file.read_bytes() for file in on_disk}
     for file in on_disk:
         assert file.with_suffix(".pdf").is_file()
         assert (analysed / "tables" / f"{file.stem}.csv").is_file()
     assert re.findall(r"https?://[^\"<\s]+", page) == ["https://arxiv.org/abs/2607.16097"]
     assert not re.search(r"<(script|link|iframe)|@import|url\(", page)
+
+
+def test_figures_scroll_where_the_screen_is_too_narrow_to_read_them(analysed: Path) -> None:
+    page = (analysed / "report.html").read_text()
+    assert re.search(r"\.figure[^}]*overflow-x: auto", page)
+    widths = dict(re.findall(r'<section id="(\w+)">(?:(?!</section>).)*?<div class="figure"><img[^>]*min-width: (\d+)px', page, re.DOTALL))
+    assert set(widths) == FIGURES
+    assert int(widths["loss_pretrain"]) < 360  # one small panel needs no scrolling on a telephone
+    assert all(int(widths[name]) >= 500 for name in ("loss_sft", "passk", "comparisons", "reward", "rl_optimisation"))
+
+
+def test_reward_section_says_which_bins_are_validated_and_draws_one_part_once(
+    built: list[Path], sections: dict[str, Section], tmp_path: Path
+) -> None:
+    section = sections["reward"]
+    labels = [axes.get_ylabel() for axes in section.figure.axes]
+    assert labels == ["reward", "validation pass@1\n(B1, B2 only)"]
+    assert "bins that RL trains on (rl.bins: B1, B2 only)" in section.text
+    assert all(axes.get_ylim()[0] == 0 for axes in section.figure.axes)
+    rl = copy_unevaluated(built[0], tmp_path)
+    lines = [json.loads(line) | {"reward/format": -0.5} for line in (rl / "metrics.jsonl").read_text().splitlines()]
+    (rl / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (rl / "config.yaml").write_text(CONFIG.format(epochs=1).replace("[B1, B2]", "[]"))
+    several = sections_of([rl])["reward"]
+    assert [axes.get_ylabel() for axes in several.figure.axes] == ["reward", "reward, by part", "validation pass@1\n(all bins)"]
+    assert several.figure.axes[1].get_ylim()[0] == -0.5  # a penalty is not cut off
+
+
+def test_clipped_tokens_that_cannot_be_are_explained_and_drawn_from_zero(
+    built: list[Path], sections: dict[str, Section], tmp_path: Path
+) -> None:
+    section = sections["rl_optimisation"]
+    assert section.figure.axes[2].get_ylim()[0] == 0
+    assert len(section.notes) == 1 and section.notes[0].startswith("No token is ever clipped: with one update per rollout")
+    rl = copy_unevaluated(built[0], tmp_path)
+    (rl / "config.yaml").write_text(CONFIG.format(epochs=2))
+    assert sections_of([rl])["rl_optimisation"].notes == ()
+
+
+def test_runs_table_has_no_loss_for_rl_and_the_flops_of_traces_once(built: list[Path]) -> None:
+    table = runs_table(read_runs(built)).set_index("policy")
+    assert table["loss"].isna().to_dict() == {"Pretrained": False, "SFT": False, "RL": True}
+    assert table["FLOPs of traces"].dropna().to_dict() == {"SFT": 5e11}
+    assert list(table.columns[:2]) == ["N", "tokens"] and list(table.columns[-2:]) == ["run", "parents"]
+
+
+def test_panels_of_pass_at_k_share_the_axis_that_the_text_says_they_share(sections: dict[str, Section]) -> None:
+    section = sections["passk"]
+    assert "All panels share one vertical axis." in section.text
+    assert len({axes.get_ylim() for axes in section.figure.axes}) == 1
 
 
 def test_text_from_files_is_escaped_in_the_page(analysed: Path) -> None:
@@ -281,6 +393,7 @@ def test_curves_show_the_table_they_are_given(built: list[Path]) -> None:
         (lambda run: (run / "summary.json").unlink(), r"summary\.json: the file is missing; let the run complete"),
         (lambda run: (run / "summary.json").write_text("{"), r"summary\.json: not valid JSON"),
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 1, "tok'), r"metrics\.jsonl line 1: not valid JSON"),
+        (lambda run: (run / "config.yaml").write_text("rl: [B1"), r"config\.yaml: not valid YAML"),
         (lambda run: (run / "metrics.jsonl").write_text(""), r"metrics\.jsonl: no step was logged"),
         (lambda run: (run / "evaluations" / "aaaa" / "passk.csv").unlink(), r"passk\.csv: the file is missing; evaluate the run again"),
         (lambda run: (run / "evaluations" / "aaaa" / "rates.csv").write_text("run,stage\n"), r"rates\.csv: column step is missing"),

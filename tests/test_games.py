@@ -309,3 +309,14 @@ def test_table_with_an_illegal_move_names_the_row(moves):
         list(games_from_table(frame))
     with pytest.raises(UserError, match="no column moves"):
         list(games_from_table(frame[["fen"]]))
+
+
+@pytest.mark.parametrize("method", ["python-chess", pytest.param("pgn-extract", marks=pytest.mark.skipif(find_pgn_extract() is None, reason="needs pgn-extract"))])
+def test_a_limit_on_games_leaves_no_game_uncounted(tmp_path, method):
+    path = tmp_path / "games.pgn"
+    path.write_text("\n".join(pgn("1. e4 e5 2. Nf3 Nc6 3. Bb5 a6 4. Ba4 Nf6 5. O-O Be7 1-0") for _ in range(30)))
+    report = ReadReport()
+    games = list(read_games([path], method=method, most=7, report=report))
+    assert len(games) == report.kept == 7
+    assert report.read == report.kept + sum(report.dropped.values())
+    assert set(report.dropped) <= {"beyond_the_limit"}

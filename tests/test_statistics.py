@@ -14,10 +14,9 @@ from chessrl.statistics import (
     FAILURES,
     PASSK_COLUMNS,
     RATES_COLUMNS,
-    bootstrap_mean,
     bootstrap_means,
     comparison_table,
-    paired_difference,
+    paired_differences,
     pass_at_k,
     passk_table,
     rates_table,
@@ -51,6 +50,11 @@ def table_of(solved: np.ndarray, bins: list[str] | None = None) -> pd.DataFrame:
         "entropy": 0.25,
     }
     return pd.DataFrame(frame)
+
+
+def column(values: object) -> np.ndarray:
+    """(puzzles,) values as the (puzzles, 1) matrix that the intervals take."""
+    return np.asarray(values, dtype=float)[:, None]
 
 
 def random_solved(puzzles: int, samples: int, seed: int) -> np.ndarray:
@@ -101,15 +105,15 @@ def test_wilson_interval_equals_published_values() -> None:
 def test_bootstrap_is_decided_by_its_generator_alone() -> None:
     values = np.random.default_rng(0).random(50)
     np.random.seed(1)
-    first = bootstrap_mean(values, np.random.default_rng(7))
+    (first,) = bootstrap_means(column(values), np.random.default_rng(7))
     np.random.seed(2)
-    assert bootstrap_mean(values, np.random.default_rng(7)) == first
-    assert bootstrap_mean(values, np.random.default_rng(8)) != first
+    assert bootstrap_means(column(values), np.random.default_rng(7)) == [first]
+    assert bootstrap_means(column(values), np.random.default_rng(8)) != [first]
 
 
 def test_bootstrap_interval_has_the_width_of_the_normal_limit() -> None:
     values = np.random.default_rng(0).random(400)
-    point, low, high = bootstrap_mean(values, np.random.default_rng(1))
+    ((point, low, high),) = bootstrap_means(column(values), np.random.default_rng(1))
     half = 1.96 * values.std() / np.sqrt(len(values))
     assert point == pytest.approx(values.mean())
     assert (point - low, high - point) == pytest.approx((half, half), rel=0.1)
@@ -127,46 +131,47 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
     misses = 0
     for _ in range(300):
-        _, low, high = bootstrap_mean(rng.binomial(8, rng.beta(1, 2, 60)) / 8, rng, resamples=400)
+        ((_, low, high),) = bootstrap_means(column(rng.binomial(8, rng.beta(1, 2, 60)) / 8), rng, resamples=400)
         misses += not low <= 1 / 3 <= high
     assert 3 <= misses <= 33
 
 
 def test_degenerate_values_get_a_wilson_interval_not_width_zero() -> None:
     rng = np.random.default_rng(0)
-    assert bootstrap_mean(np.zeros(200), rng) == (0.0, *wilson_interval(0, 200))
-    assert bootstrap_mean(np.ones(200), rng) == (1.0, *wilson_interval(200, 200))
-    assert bootstrap_mean(np.array([0.0, 1.0, 1.0]), rng)[1:] == wilson_interval(2, 3)
+    assert bootstrap_means(np.zeros((200, 1)), rng) == [(0.0, *wilson_interval(0, 200))]
+    assert bootstrap_means(np.ones((200, 1)), rng) == [(1.0, *wilson_interval(200, 200))]
+    assert bootstrap_means(column([0, 1, 1]), rng)[0][1:] == wilson_interval(2, 3)
     assert np.isnan(bootstrap_means(np.full((200, 1), 27.0), rng, shares=False)[0][1:]).all()
 
 
 @pytest.mark.parametrize("values", [np.array([]), np.array([0.5, np.nan]), np.array([0.5, 1.5])])
 def test_intervals_refuse_missing_values_and_values_that_are_no_shares(values: np.ndarray) -> None:
     with pytest.raises(ValueError):
-        bootstrap_mean(values, np.random.default_rng(0))
+        bootstrap_means(column(values), np.random.default_rng(0))
 
 
 def test_pairing_narrows_the_interval_of_a_difference() -> None:
     rng = np.random.default_rng(0)
     a = rng.random(300) * 0.9
     b = a + 0.05 + rng.normal(0, 0.005, 300).clip(-0.05, 0.05)
-    difference, low, high = paired_difference(a, b, np.random.default_rng(1))
+    ((difference, low, high),) = paired_differences(column(a), column(b), np.random.default_rng(1))
     assert difference == pytest.approx((b - a).mean())
     assert 0.045 < low < difference < high < 0.055
 
 
 def test_paired_difference_is_antisymmetric() -> None:
     a, b = random_solved(80, 4, 1).mean(axis=1), random_solved(80, 4, 2).mean(axis=1)
-    difference, low, high = paired_difference(a, b, np.random.default_rng(5))
-    assert paired_difference(b, a, np.random.default_rng(5)) == pytest.approx((-difference, -high, -low))
+    ((difference, low, high),) = paired_differences(column(a), column(b), np.random.default_rng(5))
+    (swapped,) = paired_differences(column(b), column(a), np.random.default_rng(5))
+    assert swapped == pytest.approx((-difference, -high, -low))
 
 
 def test_paired_difference_of_equal_columns_keeps_a_width() -> None:
     rng = np.random.default_rng(0)
-    for column in (np.zeros(100), (np.arange(100) < 50).astype(float)):
-        difference, low, high = paired_difference(column, column, rng)
+    for values in (np.zeros(100), np.arange(100) < 50):
+        ((difference, low, high),) = paired_differences(column(values), column(values), rng)
         assert difference == 0 and low < 0 < high
-    assert paired_difference(np.zeros(100), np.ones(100), rng)[1] < 1
+    assert paired_differences(np.zeros((100, 1)), np.ones((100, 1)), rng)[0][1] < 1
 
 
 def test_paired_difference_of_few_puzzles_equals_newcombe() -> None:
@@ -175,7 +180,7 @@ def test_paired_difference_of_few_puzzles_equals_newcombe() -> None:
     a, b = np.array([1, 1, 0, 0, 0, 0.0]), np.array([1, 1, 1, 1, 0, 0.0])
     below, above, correlation = 2 / 3 - 0.3000, 0.7000 - 1 / 3, 1 / 8
     low = 1 / 3 - np.sqrt(below**2 - 2 * correlation * below * above + above**2)
-    assert paired_difference(a, b, np.random.default_rng(0))[:2] == pytest.approx((1 / 3, low), abs=1e-4)
+    assert paired_differences(column(a), column(b), np.random.default_rng(0))[0][:2] == pytest.approx((1 / 3, low), abs=1e-4)
 
 
 def test_passk_table_has_the_contract_columns_and_means_over_puzzles() -> None:
