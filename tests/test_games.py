@@ -311,7 +311,7 @@ def test_table_with_an_illegal_move_names_the_row(moves):
         list(games_from_table(frame[["fen"]]))
 
 
-@pytest.mark.parametrize("method", ["python-chess", pytest.param("pgn-extract", marks=pytest.mark.skipif(find_pgn_extract() is None, reason="needs pgn-extract"))])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_limit_on_games_leaves_no_game_uncounted(tmp_path, method):
     path = tmp_path / "games.pgn"
     path.write_text("\n".join(pgn("1. e4 e5 2. Nf3 Nc6 3. Bb5 a6 4. Ba4 Nf6 5. O-O Be7 1-0") for _ in range(30)))
