@@ -1,7 +1,7 @@
 """SIGKILL at random moments, saving included: whatever was done when it struck, the stage ends bit for bit like an unbroken one.
 
-Half of the kills strike after a random time, half at a random file operation in the run directory (opening, fsync, renaming, removing), since
-those are over too soon for a clock to hit them.
+Half of the kills strike at a random time after a random step, half at a random file operation in the run directory (opening, fsync, renaming,
+removing), since those are over too soon for a clock to hit them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -64,27 +65,45 @@ def children() -> multiprocessing.context.BaseContext:
     return context
 
 
-def attempt(children: multiprocessing.context.BaseContext, stage: str, directory: Path, overrides: list[str], moment: float | int) -> None:
-    """Run the stage and kill it: after ``moment`` seconds of work, or at its file operation of that number. It may finish before."""
-    operations = moment if isinstance(moment, int) else None
+@dataclass(frozen=True)
+class Moment:
+    """When to kill: before file operation number ``operations``, or ``seconds`` after a step from ``step`` on was logged."""
+
+    operations: int | None = None
+    step: int = 0  # 0: the run directory is open
+    seconds: float = 0.0
+
+
+def attempt(children: multiprocessing.context.BaseContext, stage: str, directory: Path, overrides: list[str], moment: Moment | None) -> None:
+    """Run the stage, to its end or until it is killed. It may finish before."""
+    operations = moment.operations if moment else None
+    before = metrics_state(directory)
     child = children.Process(target=run_stage_in_child, args=(stage, directory.parent, overrides, operations))
     child.start()
-    if operations is None:
+    if moment and operations is None:
         deadline = time.monotonic() + PATIENCE_S
-        while child.is_alive() and not held_by(directory, child.pid):
-            assert time.monotonic() < deadline, "the stage did not begin"
-            time.sleep(0.002)
-        child.join(moment)
+        while child.is_alive() and not reached(directory, child.pid, moment.step, before):
+            assert time.monotonic() < deadline, "the stage did not come so far"
+            time.sleep(0.001)
+        child.join(moment.seconds)
         child.kill()
     child.join(PATIENCE_S)
     assert child.exitcode in (0, -signal.SIGKILL), "the stage failed"
 
 
-def held_by(directory: Path, pid: int) -> bool:
+def metrics_state(directory: Path) -> bytes:
+    path = directory / "metrics.jsonl"
+    return path.read_bytes() if path.exists() else b""
+
+
+def reached(directory: Path, pid: int, step: int, before: bytes) -> bool:
+    """Whether the process has opened the run directory and, of its own steps, logged one from ``step`` on (its lines carry another time)."""
     try:
-        return json.loads((directory / "lock").read_text())["pid"] == pid
+        opened = json.loads((directory / "lock").read_text())["pid"] == pid
     except (FileNotFoundError, ValueError):
         return False
+    now = metrics_state(directory)
+    return opened and (step == 0 or (now.count(b"\n") >= step and now not in (before, before[: len(now)])))
 
 
 def assert_equals_unbroken(directory: Path, unbroken: Path) -> None:
@@ -104,18 +123,23 @@ def test_a_stage_killed_at_random_moments_ends_bitwise_like_an_unbroken_one(stag
     outputs = tiny.share_data(tmp_path, tiny_runs)
     directory = outputs / unbroken.name
     parent = [] if stage == "pretrain" else [f"parent={tiny_runs[{'sft': 'pretrain', 'rl': 'sft'}[stage]]}"]
-    overrides = ["run.checkpoint_steps=1", *parent]
-    seconds = json.loads((unbroken / "metrics.jsonl").read_text().splitlines()[-1])["time/wall_s"]
+    last = json.loads((unbroken / "metrics.jsonl").read_text().splitlines()[-1])
+    steps, seconds = last["step"], last["time/wall_s"]
     draw = random.Random(f"{stage} {kills}")
     killed = 0
     while killed < kills:
-        attempt(children, stage, directory, overrides, draw.randint(1, MOST_OPERATIONS) if killed % 2 else draw.uniform(0, seconds))
+        # By the clock with steps between the states, whose metrics are to be made again; by file operations with a state at every step.
+        if killed % 2:
+            moment, interval = Moment(operations=draw.randint(1, MOST_OPERATIONS)), 1
+        else:
+            moment, interval = Moment(step=draw.randrange(steps), seconds=draw.uniform(0, 2 * seconds / steps)), 4
+        attempt(children, stage, directory, [f"run.checkpoint_steps={interval}", *parent], moment)
         if finished(directory):
             assert_equals_unbroken(directory, unbroken)
             shutil.rmtree(directory)
         else:
             killed += 1
     if directory.exists():
-        attempt(children, stage, directory, overrides, PATIENCE_S * 1.0)
+        attempt(children, stage, directory, parent, None)
         assert finished(directory)
         assert_equals_unbroken(directory, unbroken)
