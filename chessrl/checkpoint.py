@@ -7,12 +7,15 @@ damaged newest one costs a checkpoint interval and not the run.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -43,13 +46,26 @@ def fsync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write ``data`` so that ``path`` holds either the old content or all of the new one, whenever the process dies."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with written_beside(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(path.parent)
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """A path to write a file to, which then takes ``path``'s place. Where that fails, nothing of it stays; a full disk is an OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    except RuntimeError as error:  # torch's writer fails at its closing over what the disk had refused
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -137,7 +153,13 @@ def save_model(model: Transformer, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        shutil.rmtree(temporary)
+        if f"os error {errno.ENOSPC}" not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
     write_json(temporary / "config.json", huggingface_config(model.config) | {"chessrl": asdict(model.config)})
     for name, content in tokenizer_files(model.config.vocabulary).items():
         write_json(temporary / name, content)
@@ -188,28 +210,37 @@ def _model_config(settings: dict[str, Any], folder: Path) -> ModelConfig:
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write ``step-N.pt`` atomically, then drop all but the newest two."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:08d}.pt"
-    temporary = folder / f".{path.name}.tmp"
-    with temporary.open("wb") as file:
+    for left in folder.glob(".step-*.tmp"):  # by a kill while saving
+        left.unlink()
+    with written_beside(folder / f"step-{step:08d}.pt") as temporary, temporary.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(folder)
     for old in _state_files(folder)[STATES_KEPT:]:
         old.unlink()
 
 
-def load_newest_state(folder: Path, device: torch.device) -> dict[str, Any] | None:
-    """The newest state that reads whole; a damaged one is passed over with a line. None when there is none."""
+def load_newest_state(folder: Path, device: torch.device, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """The newest state that reads whole and ``fits`` the metrics; another one is passed over with a line. None when there is none."""
     for path in _state_files(folder):
-        if zipfile.is_zipfile(path):  # the table of contents stands at the end: a file cut short has none
-            try:
-                return torch.load(path, map_location=device, weights_only=True)
-            except (RuntimeError, pickle.UnpicklingError):
-                pass
-        print(f"{path} is damaged: going on from the state before it", flush=True)
+        state = _read_state(path, device)
+        if state is not None and fits(state):
+            return state
+        fault = "is damaged" if state is None else "is of a later step than metrics.jsonl reaches"
+        print(f"{path} {fault}: going on from the state before it", flush=True)
+        path.unlink()  # else it would count among the newest ones that are kept
     return None
+
+
+def _read_state(path: Path, device: torch.device) -> dict[str, Any] | None:
+    """None for a file that was cut short or changed: torch checks no checksums, the zip archive that it writes has them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                return None
+        return torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile):
+        return None
 
 
 def _state_files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from typing import TypeVar, get_type_hints
 
 from chessrl.errors import UserError
+from chessrl.signals import Interrupted, stop_signals
 
 Settings = TypeVar("Settings")
 
@@ -45,10 +46,14 @@ def _convert(key: str, text: str, expected: type) -> object:
 
 
 def run_command(command: Callable[[list[str]], None]) -> int:
-    """Run a command on this process's arguments; its exit status: 0, or 2 after a UserError printed as one line."""
+    """Run a command on this process's arguments; its exit status: 0, 2 after a UserError printed as one line, or a stop signal's."""
     try:
-        command(sys.argv[1:])
+        with stop_signals():
+            command(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        return 128 + stop.number
     return 0

@@ -73,6 +73,7 @@ class RunConfig:
     checkpoint_steps: int = local(200)  # state for exact resume, every so many steps
     checkpoint_seconds: int = local(300)  # ... and at least this often
     rerun: bool = local(False)  # start anew beside a run of the same configuration
+    wait: bool = local(False)  # wait for a process that is at the same run, then skip or go on (the pipeline's way); false: refuse
 
 
 @dataclass

@@ -195,6 +195,8 @@ class LabelCache:
         if "locked" in str(error):
             seconds = f"{_WAIT_FOR_OTHERS_S:.0f} s"
             return UserError(f"engine label cache {self.path} stayed locked by another process for {seconds}: end that process")
+        if "disk is full" in str(error):
+            return UserError(f"engine label cache {self.path}: no space left on the disk: free some, the labels stored so far are kept")
         return self._damaged(str(error))
 
     def _damaged(self, what: str) -> UserError:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from chessrl.config import Config
 from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
+from chessrl.lock import Lock
 from chessrl.model import Transformer
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.run import adopt_parent, digest, identity_of, resolve_device
@@ -126,11 +126,20 @@ def evaluation_folder(config: Config) -> Path:
 def evaluate(config: Config) -> int:
     """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
     parent = adopt_parent(config, STAGES)
-    directory, settings = Path(config.parent), config.evaluate
     folder = evaluation_folder(config)
-    if (folder / "evaluation.json").exists():
-        print(f"evaluate: {folder} is finished, skipped", flush=True)
-        return 0
+    whole = folder / "evaluation.json"
+    if not whole.exists():
+        folder.parent.mkdir(exist_ok=True)
+        with Lock(folder.with_name(f".{folder.name}.lock"), str(folder)):  # pipelines may share the run: one evaluates, the others wait
+            if not whole.exists():
+                _evaluate(config, parent, folder)
+                return 0
+    print(f"evaluate: {folder} is finished, skipped", flush=True)
+    return 0
+
+
+def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
+    directory, settings = Path(config.parent), config.evaluate
     protocol = protocol_of(config.evaluate.protocol, parent)
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
@@ -156,12 +165,11 @@ def evaluate(config: Config) -> int:
     }
     write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | record)
     print(f"evaluate: {folder}", flush=True)
-    return 0
 
 
 def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any]) -> None:
     """Write the folder beside its place and move it there whole. ``record`` goes to evaluation.json beside the labels."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)

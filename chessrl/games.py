@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -151,7 +152,8 @@ def games_from_table(frame: pd.DataFrame, *, workers: int = 1) -> Iterator[Game]
     if workers <= 1 or len(chunks) == 1:
         yield from chain.from_iterable(map(_games_of_rows, chunks))
         return
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(chunks))) as pool:
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: this process ends the workers
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(chunks)), signal.signal, quiet) as pool:
         yield from chain.from_iterable(pool.imap(_games_of_rows, chunks))
 
 

@@ -6,6 +6,8 @@ Every command shares one schema (``chessrl.config.Config``) and one folder of pr
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 import signal
 import sys
@@ -22,9 +24,11 @@ from omegaconf.errors import OmegaConfBaseException
 from chessrl.config import Config
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
+from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 USER_ERROR_STATUS = 2
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -41,13 +45,25 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
     statuses: list[int] = []
 
     def job(config: DictConfig) -> None:
-        try:
-            settings = typed(config)
-            check_values(settings)
-            statuses.append(work(settings) or 0)
-        except UserError as error:  # one job of a sweep: the others go on
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            statuses.append(USER_ERROR_STATUS)
+        with stop_signals() as received:
+            try:
+                settings = typed(config)
+                check_values(settings)
+                statuses.append(work(settings) or 0)
+            except UserError as error:  # one job of a sweep: the others go on
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                statuses.append(USER_ERROR_STATUS)
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+                print(f"error: {disk_full(error, settings.outputs)}", file=sys.stderr, flush=True)
+                statuses.append(USER_ERROR_STATUS)
+            except Interrupted as stop:
+                print(f"{name}: {stop}; the same command goes on from there", flush=True)
+                statuses.append(128 + stop.number)
+        if received and statuses[-1]:  # the jobs of a sweep that were to follow are stopped too
+            call_earlier(received[0])
+            sys.exit(statuses[-1])
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
@@ -55,6 +71,14 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
         print(f"\n{name}: interrupted; the same command goes on from what is finished", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
     sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
+
+
+def disk_full(error: OSError, outputs: str) -> str:
+    """One line on a disk without room."""
+    return (
+        f"{error.filename or outputs}: {os.strerror(error.errno)}: free some space; nothing that was saved is lost, and the same command "
+        "goes on from the last saved state"
+    )
 
 
 def fail(error: UserError) -> None:

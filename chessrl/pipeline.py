@@ -6,6 +6,8 @@ Every stage gets the pipeline's own overrides, so what is printed can be typed. 
 from __future__ import annotations
 
 import ctypes
+import functools
+import json
 import os
 import re
 import shlex
@@ -15,12 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
-from types import FrameType
 
+from chessrl.checkpoint import write_json
 from chessrl.config import Config
 from chessrl.errors import UserError
-from chessrl.run import RUN_DIRECTORY_FILE, STOP_SIGNALS
+from chessrl.run import RUN_DIRECTORY_FILE, digest, finished
+from chessrl.signals import stop_signals
 from chessrl.world import puzzle_table
 
 STAGES = ("pretrain", "sft", "rl")
@@ -61,10 +65,16 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             return run_child(command, Path(folder) / "directory")
 
-    directories: list[Path] = []
-    for stage in config.pipeline.stages:
+    # With run.rerun every stage starts anew: which ones this rerun has done is noted, so that it goes on from there when it was interrupted.
+    progress = Path(config.outputs) / f".rerun-{digest(sorted(overrides))}.json" if config.run.rerun else None
+    noted = json.loads(progress.read_text()) if progress and progress.exists() else []
+    directories = list(takewhile(finished, map(Path, noted)))
+    done = len(directories)
+    for stage in config.pipeline.stages[done:]:
         extra = [f"parent={quoted(directories[-1])}"] if directories else []
-        directories.append(call(stage, *extra))
+        directories.append(call(stage, *extra, "run.wait=true"))
+        if progress:
+            write_json(progress, [str(directory) for directory in directories])
     if config.pipeline.evaluate:
         for directory in directories:
             call("chessrl.evaluate", f"parent={quoted(directory)}")
@@ -74,6 +84,8 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
             call("chessrl.evaluate", f"parent={quoted(directories[-1])}", *extra)
     if config.pipeline.report:
         call("analysis", f"runs=[{','.join(map(quoted, directories))}]")
+    if progress:
+        progress.unlink(missing_ok=True)
     elapsed = time.monotonic() - start
     print(f"\npipeline finished in {elapsed // 60:.0f} min {elapsed % 60:02.0f} s", flush=True)
     return 0
@@ -93,17 +105,20 @@ def run_child(command: list[str], result: Path) -> Path | None:
     Raises StageFailed with its status. The child has a process group of its own, so that a Ctrl-C reaches it once, through us.
     """
     environment = os.environ | {RUN_DIRECTORY_FILE: str(result)}
-    child = subprocess.Popen(command, process_group=0, preexec_fn=die_with_parent, env=environment)
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals from before there was a child to have them
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
+    def pass_on(number: int) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
 
-    handlers = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
-    try:
+    with stop_signals(pass_on):
+        child = subprocess.Popen(command, process_group=0, preexec_fn=functools.partial(die_with_parent, os.getpid()), env=environment)
+        for number in early:
+            child.send_signal(number)
         status = child.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if status < 0:  # killed by a signal: the status that a shell gives
         status = 128 - status
     if status != 0:
@@ -113,7 +128,9 @@ def run_child(command: list[str], result: Path) -> Path | None:
     return Path(result.read_text()) if result.exists() else None
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """In the child: ask Linux for SIGTERM when the pipeline dies, however it dies. Elsewhere a killed pipeline leaves the stage to finish."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the request: nobody would tell us any more
+            os._exit(1)

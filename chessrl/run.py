@@ -6,7 +6,6 @@ the only marker; it is written last and atomically.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -19,10 +18,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,18 +32,11 @@ from tqdm import tqdm
 from chessrl.checkpoint import load_newest_state, save_state, write_atomically, write_json
 from chessrl.config import Config, ModelConfig
 from chessrl.errors import UserError, make_folder
+from chessrl.lock import Lock
 from chessrl.model import Cost
+from chessrl.signals import Interrupted, stop_signals
 
 RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; its state is saved. ``number`` is the signal's."""
-
-    def __init__(self, number: int):
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.number = number
 
 
 # ---- identity ---------------------------------------------------------------------------------------------------------------------------
@@ -104,7 +97,11 @@ def finished(directory: Path) -> bool:
 
 
 class Run:
-    """One stage's run directory, open for work. Use as a context manager: leaving it writes the status."""
+    """One stage's run directory, open for work. Use as a context manager: leaving it writes the status.
+
+    Entering takes the directory's lock (``run.wait`` decides between waiting and a UserError). A run that another process finished meanwhile
+    is ``finished`` on entering and stays as it is.
+    """
 
     def __init__(self, stage: str, config: Config, identity: dict[str, Any]):
         self.stage, self.config, self.identity = stage, config, identity
@@ -118,7 +115,8 @@ class Run:
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         self._stop: int | None = None
-        self._in_loop = False
+        self._patient = True  # a stop signal is only noted: while the directory is opened and closed, and within the step loop
+        self._in_loop = self._closing = False
         self._saved = time.monotonic()
 
     @property
@@ -132,47 +130,65 @@ class Run:
 
     def __enter__(self) -> Run:
         make_folder(self.directory, "outputs")
-        self._lock = (self.directory / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.directory} is being worked on by another process: wait for it, or use another outputs=") from None
-        resolved = OmegaConf.to_yaml(OmegaConf.structured(self.config), resolve=True)
-        write_atomically(self.directory / "config.yaml", resolved.encode())
-        self._write_status("running")
-        (self.directory / "error.log").unlink(missing_ok=True)
-        self._handlers = {number: signal.signal(number, self._note_signal) for number in STOP_SIGNALS}
-        self._metrics = (self.directory / "metrics.jsonl").open("ab")
+        with ExitStack() as opened:
+            lock = Lock(self.directory / "lock", str(self.directory))
+            lock.acquire(wait=self.config.run.wait)
+            opened.callback(lock.release)
+            self._lock = lock
+            self._patient, self._stop, self._entered_finished = True, None, self.finished
+            opened.enter_context(stop_signals(self._note_signal))
+            if not self._entered_finished:
+                resolved = OmegaConf.to_yaml(OmegaConf.structured(self.config), resolve=True)
+                write_atomically(self.directory / "config.yaml", resolved.encode())
+                self._write_status("running")
+                (self.directory / "error.log").unlink(missing_ok=True)
+                # Unbuffered: what the disk has no room for must fail in ``log`` and not at the closing.
+                self._metrics = opened.enter_context((self.directory / "metrics.jsonl").open("ab", buffering=0))
+            self._patient = False
+            if self._stop is not None:
+                raise Interrupted(self._stop)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._metrics.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if error is None:
-            self._write_status("completed")
-        elif isinstance(error, Interrupted):
-            self._write_status("interrupted", str(error))
-        else:
-            self._write_status("failed", f"{kind.__name__}: {error}" if kind else str(error))
+        self._patient, self._closing = True, True
+        with self._opened:
+            if self._entered_finished:
+                return
+            self._lock.check()
+            if error is None:
+                self._write_status("completed")
+            elif isinstance(error, Interrupted):
+                self._write_status("interrupted", str(error))
+            else:
+                self._note_failure(error)
+
+    def _note_failure(self, error: BaseException) -> None:
+        try:
+            self._write_status("failed", f"{type(error).__name__}: {error}")
             (self.directory / "error.log").write_text("".join(traceback.format_exception(error)))
-        self._lock.close()
+        except OSError as unwritten:  # the disk that the run failed on: the failure itself is what must be told
+            print(f"{self.directory}: the failure could not be noted in status.json ({unwritten})", file=sys.stderr, flush=True)
 
     def _write_status(self, state: str, error: str | None = None) -> None:
         write_json(self.directory / "status.json", {"state": state, "error": error, "code": code_version()})
 
-    def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._stop is not None or not self._in_loop:  # asked twice, or nothing to save yet: leave at once
+    def _note_signal(self, number: int) -> None:
+        if not self._patient or (self._stop is not None and not self._closing):  # nothing to save yet, or asked twice: leave at once
             raise Interrupted(number)
+        if self._stop is None and self._in_loop and not self._closing:
+            message = f"{signal.Signals(number).name}: saving the state, then stopping (once more to stop at once)"
+            print(f"\n{message}", file=sys.stderr, flush=True)
         self._stop = number
-        print(f"\n{signal.Signals(number).name}: saving the state, then stopping (once more to stop at once)", file=sys.stderr, flush=True)
 
     # -- metrics --
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl. A loss that is not finite ends the run."""
-        self._metrics.write((json.dumps({key: _plain(value) for key, value in metrics.items()}) + "\n").encode())
-        self._metrics.flush()
+        self._lock.check()
+        line = (json.dumps({key: _plain(value) for key, value in metrics.items()}) + "\n").encode()
+        while line:  # a full disk takes a part of it first
+            line = line[self._metrics.write(line) :]
         if not math.isfinite(float(metrics.get("loss", 0.0))):
             raise UserError(
                 f"{self.directory}: the loss at step {metrics['step']} is {metrics['loss']}: lower the learning rate or use precision=fp32"
@@ -182,22 +198,24 @@ class Run:
 
     def loop(self, step: int, steps: int) -> Iterator[int]:
         """Steps ``step + 1`` to ``steps`` with a bar and its ETA. From here on a stop signal waits for ``checkpoint``."""
-        self._in_loop = True
+        self._patient = self._in_loop = True
         yield from tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
+        self._lock.check()
         os.fsync(self._metrics.fileno())
         save_state(self.directory / "state", step, state | {"metrics_bytes": self._metrics.tell()})
         self._saved = time.monotonic()
 
     def resume(self) -> dict[str, Any] | None:
         """The newest whole state, with the metrics cut back to its step; None at a fresh start."""
-        state = load_newest_state(self.directory / "state", torch.device("cpu"))
+        held = os.fstat(self._metrics.fileno()).st_size
+        state = load_newest_state(self.directory / "state", torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)
         self._metrics.truncate(state["metrics_bytes"] if state else 0)
         self._metrics.seek(0, os.SEEK_END)
         return state
 
-    def checkpoint(self, step: int, last: bool, state: Any) -> None:
+    def checkpoint(self, step: int, last: bool, state: Callable[[], dict[str, Any]]) -> None:
         """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end."""
         settings = self.config.run
         due = step % settings.checkpoint_steps == 0 or time.monotonic() - self._saved > settings.checkpoint_seconds

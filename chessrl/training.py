@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from chessrl import notation
 from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
-from chessrl.run import RUN_DIRECTORY_FILE, Interrupted, Run
+from chessrl.run import RUN_DIRECTORY_FILE, Run
+from chessrl.signals import Interrupted, stop_signals
 
 GIVEN = 0  # the part of an example that carries no loss
 PARTS = 3
@@ -227,15 +229,17 @@ def run_stage(stage: str, config: Config, identity: dict[str, Any], work: Callab
     run = Run(stage, config, identity)
     if RUN_DIRECTORY_FILE in os.environ:
         Path(os.environ[RUN_DIRECTORY_FILE]).write_text(str(run.directory))
-    if run.finished:
-        print(f"{stage}: {run.directory} is finished, skipped (rerun: run.rerun=true)", flush=True)
-        return 0
     try:
-        with run:
-            work(run)
+        with stop_signals(), nullcontext() if run.finished else run:
+            if finished := run.finished:  # before, or by the process that was waited for
+                print(f"{stage}: {run.directory} is finished, skipped (rerun: run.rerun=true)", flush=True)
+            else:
+                work(run)
     except Interrupted as stop:
         print(f"{stage}: {run.directory} {stop}; the same command goes on from there", flush=True)
         return 128 + stop.number
+    if finished:
+        return 0
     print(f"{stage}: {run.directory} finished", flush=True)
     return 0
 

@@ -6,10 +6,8 @@ so that a second run finds it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from chessrl.config import Config, WorldConfig
 from chessrl.corpus import Corpus
 from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, games_from_table, read_games
+from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_splits import split_puzzles
 from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv, save_puzzles, solver_position_keys
@@ -33,13 +32,14 @@ SHARD_TOKENS = 100_000_000
 EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time makes a data folder; the others wait and then find it."""
-    make_folder(folder.parent, "outputs")
-    with folder.with_name(f".{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _make_once(place: Path, whole: Path, make: Callable[[], None]) -> None:
+    """Make the data at ``place`` unless ``whole`` is there, its last part. One process at a time does; the others wait and then find it."""
+    if whole.exists():
+        return
+    make_folder(place.parent, "outputs")
+    with Lock(place.with_name(f".{place.name}.lock"), str(place)):
+        if not whole.exists():
+            make()
 
 
 def _check(world: WorldConfig) -> None:
@@ -78,17 +78,19 @@ def puzzle_table(config: Config) -> Path:
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
     key = digest([_sources(_paths(world.puzzles, "world.puzzles"), "world.puzzles"), sizes, world.seed])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
-    with _locked(path):
-        if not path.exists():
-            report = ReadReport()
-            filters = PuzzleFilters(verify=True)
-            puzzles = [puzzle for source in _paths(world.puzzles, "world.puzzles") for puzzle in read_lichess_csv(source, filters, report)]
-            print(f"puzzles: {report.summary()}", flush=True)
-            splitting = ReadReport()
-            chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
-            print(f"puzzle splits: {splitting.summary()}", flush=True)
-            save_puzzles(chosen, path)
+    _make_once(path, path, lambda: _build_puzzles(world, sizes, path))
     return path
+
+
+def _build_puzzles(world: WorldConfig, sizes: dict[str, int], path: Path) -> None:
+    report = ReadReport()
+    filters = PuzzleFilters(verify=True)
+    puzzles = [puzzle for source in _paths(world.puzzles, "world.puzzles") for puzzle in read_lichess_csv(source, filters, report)]
+    print(f"puzzles: {report.summary()}", flush=True)
+    splitting = ReadReport()
+    chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
+    print(f"puzzle splits: {splitting.summary()}", flush=True)
+    save_puzzles(chosen, path)
 
 
 def puzzles_of_split(config: Config, split: str, bins: Iterable[str] = ()) -> list[Puzzle]:
@@ -118,9 +120,7 @@ def corpus_folder(config: Config) -> Path:
     files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games, "world.games"), "world.games")
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
     folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
-    with _locked(folder):
-        if not (folder / corpus.MANIFEST).exists():
-            _build_corpus(world, table, folder)
+    _make_once(folder, folder / corpus.MANIFEST, lambda: _build_corpus(world, table, folder))
     return folder
 
 

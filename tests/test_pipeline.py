@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from chessrl.config import Config, PipelineConfig
+from chessrl.config import Config, PipelineConfig, RunConfig
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError
 from chessrl.launch import compose
@@ -187,6 +187,51 @@ def test_a_child_tells_where_its_run_is(tmp_path):
     assert run_child([sys.executable, "-c", code], tmp_path / "a") == Path("outputs/x")
     assert run_child([sys.executable, "-c", ""], tmp_path / "b") is None
     assert "CHESSRL_RUN_DIRECTORY_FILE" not in os.environ
+
+
+def test_two_pipelines_at_once_share_their_ancestor(tiny_runs, tmp_path):
+    """One trains, the other waits and takes the finished run; the corpus is made once as well."""
+    only = ["pipeline.stages=[pretrain]", "pipeline.evaluate=false", "pipeline.report=false"]
+    arguments = command(tmp_path, *tiny.MODEL, *tiny.SIZES, *only)
+    pipelines = [
+        subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+    ]
+    outputs = [pipeline.communicate()[0] for pipeline in pipelines]
+    assert [pipeline.returncode for pipeline in pipelines] == [0, 0], outputs
+    assert sum(output.count("is finished, skipped") for output in outputs) == 1
+    assert sum(output.count("corpus: ") for output in outputs) == 1
+    directory = directory_of(tmp_path, "pretrain")
+    assert directory.name == tiny_runs["pretrain"].name
+    assert tiny.metrics_of(directory) == tiny.metrics_of(tiny_runs["pretrain"])
+    weights = [(path / "model" / "model.safetensors").read_bytes() for path in (directory, tiny_runs["pretrain"])]
+    assert weights[0] == weights[1]
+
+
+def test_an_interrupted_rerun_goes_on_where_it_was_and_a_finished_one_starts_anew(tmp_path, monkeypatch):
+    called: list[tuple[str, list[str]]] = []
+    failing = "sft"
+
+    def child(arguments: list[str], result: Path) -> Path | None:
+        module, overrides = arguments[2], arguments[3:]
+        called.append((module, [override for override in overrides if override.startswith("parent=")]))
+        if module == failing:
+            raise StageFailed(143, "stopped")
+        directory = tmp_path / f"{module}-{len(called)}"
+        directory.mkdir()
+        (directory / "status.json").write_text('{"state": "completed"}')
+        return directory
+
+    monkeypatch.setattr("chessrl.pipeline.run_child", child)
+    config = Config(outputs=str(tmp_path), run=RunConfig(rerun=True), pipeline=PipelineConfig(evaluate=False, report=False))
+    with pytest.raises(StageFailed):
+        run_pipeline(config, ["run.rerun=true"])
+    failing = ""
+    assert run_pipeline(config, ["run.rerun=true"]) == 0
+    first, second = f"parent={tmp_path}/pretrain-1", f"parent={tmp_path}/sft-3"
+    assert called == [("pretrain", []), ("sft", [first]), ("sft", [first]), ("rl", [second])]
+    run_pipeline(config, ["run.rerun=true"])
+    assert [module for module, _ in called[4:]] == ["pretrain", "sft", "rl"]
+    assert not list(tmp_path.glob(".rerun-*"))
 
 
 @pytest.mark.parametrize("stages", [["sft"], ["pretrain", "rl"], ["pretrain", "distil"]])

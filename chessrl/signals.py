@@ -1,0 +1,66 @@
+"""Signals that ask a command to stop: SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGUSR2 (sent by Slurm and submitit ahead of the time limit)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Interrupted(BaseException):
+    """A signal asked to stop; ``number`` is the signal's. Like KeyboardInterrupt no Exception: nothing on the way may take it for an error."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+@dataclass(slots=True)
+class StopHandler:
+    """Our handler of one signal, in front of an ``earlier`` one."""
+
+    note: Callable[[int], None]
+    earlier: Any
+    received: list[int]
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        handler: Any = self
+        while isinstance(handler, StopHandler):
+            handler.received.append(number)
+            handler = handler.earlier
+        self.note(number)
+
+
+def stop_at_once(number: int) -> None:
+    raise Interrupted(number)
+
+
+@contextmanager
+def stop_signals(note: Callable[[int], None] = stop_at_once) -> Iterator[list[int]]:
+    """Within it a stop signal calls ``note(number)``; afterwards the handlers are as before. Contexts nest: the innermost one decides.
+
+    Yields the list of the signals received while it or one within it stood.
+    """
+    received: list[int] = []
+    handlers = [StopHandler(note, signal.getsignal(number), received) for number in STOP_SIGNALS]
+    for number, handler in zip(STOP_SIGNALS, handlers):
+        signal.signal(number, handler)
+    try:
+        yield received
+    finally:
+        for number, handler in zip(STOP_SIGNALS, handlers):
+            signal.signal(number, handler.earlier)
+
+
+def call_earlier(number: int) -> None:
+    """Call the handler that someone else had installed for a signal before ours (submitit's requeues the job), where there is one."""
+    handler = signal.getsignal(number)
+    while isinstance(handler, StopHandler):
+        handler = handler.earlier
+    if callable(handler) and handler is not signal.default_int_handler:
+        handler(number, None)
