@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from chessrl.budgets import check_pipeline
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.run import RUN_DIRECTORY_FILE, STOP_SIGNALS
@@ -42,6 +43,13 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     unknown = [stage for stage in config.pipeline.stages if stage not in STAGES]
     if unknown or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")
+    try:
+        check_pipeline(config)
+    except UserError as error:
+        if not config.budget.skip_impossible:
+            raise
+        print(f"skipped: {error}", flush=True)
+        return 0
     start = time.monotonic()
     total = (
         len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)
