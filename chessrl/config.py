@@ -234,7 +234,7 @@ class BudgetConfig:
     rollout_tokens: int = 0  # expected tokens of a rollout, prompt included; 0: the mean length of what the parent was trained on
     skip_impossible: bool = local(False)  # in a grid: a combination that no run can carry out is skipped with a line, not a failure
     # For dry_run alone: what the corpus is known to hold (0: not known) and what a GPU does. The defaults: a tenth of an H200's bf16 peak for
-    # training; for RL what the reference implementation reaches on H200s (50M, 2,048 rollouts of about 1,500 tokens, 30 s on eight).
+    # training (assumed); for RL the reference implementation's 30 s a step on eight (50M, 2,048 rollouts, taking 1,500 tokens for each).
     corpus_tokens: int = local(0)
     training_flops_per_s: float = local(1e14)
     rl_flops_per_s: float = local(6e12)
