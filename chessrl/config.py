@@ -81,9 +81,14 @@ class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
     lr: float = 1e-3
+    lr_rule: str = neutral("fixed")  # fixed: lr as it stands; size: lr x (lr_reference / N) ^ lr_exponent, N without embeddings
+    lr_reference: float = neutral(1e6)  # the N at which lr holds, for lr_rule=size; experiment=learning_rates finds all three values
+    lr_exponent: float = neutral(0.25)
     min_lr_ratio: float = 0.1  # the schedule ends at this share of lr
     warmup_ratio: float = 0.05  # share of the steps with a linear rise
-    schedule: str = "cosine"  # cosine or constant (after the warm-up)
+    warmup_steps: int | None = neutral(None)  # steps of it, instead of the share
+    schedule: str = "cosine"  # after the warm-up: cosine, constant, or wsd (stable, then a decay; runs of several lengths share the stable part)
+    decay_ratio: float = neutral(0.2)  # share of the steps that decay, for wsd
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1  # matrices only: no decay on norms
@@ -95,6 +100,7 @@ class PretrainConfig:
     """Next-token prediction on games."""
 
     tokens: int = 5_000_000  # T: non-pad tokens seen in all; refused when the corpus holds fewer, unless allow_repeats
+    steps: int | None = neutral(None)  # T in steps of batch_tokens, instead of tokens
     allow_repeats: bool = local(False)  # pass over the corpus more than once
     batch_tokens: int = 16384  # non-pad tokens per step (about: batches hold whole games)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -171,6 +177,7 @@ class RlConfig:
     """The RL loop: sampling, verification, update."""
 
     steps: int = 100
+    tokens: int | None = neutral(None)  # tokens of all rollouts, prompts included, instead of steps (see budget.rollout_tokens)
     prompts: int = 16  # puzzles per step
     bins: list[str] = field(default_factory=list)  # restrict to these difficulty bins; empty: all
     temperature: float = 1.0
@@ -220,6 +227,21 @@ class EvaluateConfig:
 
 
 @dataclass
+class BudgetConfig:
+    """Compute instead of counts. It is turned into pretrain.tokens and rl.steps before a run is named, so it enters no run's identity."""
+
+    flops: float | None = None  # pretraining and RL together; fine-tuning is counted apart
+    alpha: float = 1.0  # pretraining's share: T = alpha x flops / 6N; the rest goes to RL (Shen et al.)
+    rollout_tokens: int = 0  # expected tokens of a rollout, prompt included; 0: the mean length of what the parent was trained on
+    skip_impossible: bool = local(False)  # in a grid: a combination that no run can carry out is skipped with a line, not a failure
+    # For dry_run alone: what the corpus is known to hold (0: not known) and what a GPU does. The defaults: a tenth of an H200's bf16 peak for
+    # training (assumed); for RL the reference implementation's 30 s a step on eight (50M, 2,048 rollouts, taking 1,500 tokens for each).
+    corpus_tokens: int = local(0)
+    training_flops_per_s: float = local(1e14)
+    rl_flops_per_s: float = local(6e12)
+
+
+@dataclass
 class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""
 
@@ -243,7 +265,9 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
     parent: str = ""
     outputs: str = "outputs"  # run directories go below this folder
     runs: list[str] = field(default_factory=list)  # run directories that an analysis reads

@@ -17,24 +17,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
+    "evaluate.split": ("sft", "rl", "validation", "test", "private"),
     "evaluate.verifier": ("line", "engine"),
     "algorithm.advantage": ("group_std", "group_mean"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
     "engine.mode": ("depth", "searchmoves"),
-    **{f"{stage}.optimizer.schedule": ("cosine", "constant") for stage in ("pretrain", "sft", "rl")},
+    **{f"{stage}.optimizer.schedule": ("cosine", "constant", "wsd") for stage in ("pretrain", "sft", "rl")},
+    **{f"{stage}.optimizer.lr_rule": ("fixed", "size") for stage in ("pretrain", "sft", "rl")},
 }
-
-OPTIMIZER_RANGES: dict[str, tuple[float, float | None]] = {
-    "lr": (0, None),
-    "min_lr_ratio": (0, 1),
-    "warmup_ratio": (0, 1),
-    "beta1": (0, 0.9999),
-    "beta2": (0, 0.999999),
-    "weight_decay": (0, None),
-    "clip": (1e-9, None),
-}
-SEEDS = ("world.seed", "evaluate.seed", *(f"{stage}.{key}" for stage in ("pretrain", "sft", "rl") for key in ("seed", "data_seed")))
 
 # (lowest, highest) allowed, both included; None: no bound
 RANGES: dict[str, tuple[float, float | None]] = {
@@ -50,6 +41,19 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "run.micro_batch_tokens": (0, None),
     "run.checkpoint_steps": (1, None),
     "run.checkpoint_seconds": (1, None),
+    **{f"{section}.seed": (0, 2**63 - 1) for section in ("world", "pretrain", "sft", "rl", "evaluate")},
+    **{f"{section}.data_seed": (0, 2**63 - 1) for section in ("pretrain", "sft", "rl")},
+    "world.max_elo": (0, None),
+    "world.min_elo": (0, None),
+    **{f"world.{split}_puzzles": (1, None) for split in ("sft", "rl", "validation", "test")},
+    "world.private_puzzles": (0, None),
+    "model.max_positions": (1, None),
+    "budget.alpha": (1e-9, 1),
+    "budget.rollout_tokens": (0, None),
+    "budget.corpus_tokens": (0, None),
+    "budget.training_flops_per_s": (1, None),
+    "budget.rl_flops_per_s": (1, None),
+    "pretrain.tokens": (1, None),
     "pretrain.batch_tokens": (1, None),
     "pretrain.validation_every": (1, None),
     "pretrain.validation_games": (1, None),
@@ -60,6 +64,12 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "sft.trace.continuations_min": (1, None),
     "sft.trace.length_min": (1, None),
     "sft.trace.temperature": (1e-3, None),
+    "sft.trace.continuations_mean": (1e-3, None),
+    "sft.trace.continuations_max": (1, None),
+    "sft.trace.continuations_sigma": (0, None),
+    "sft.trace.length_mean": (1e-3, None),
+    "sft.trace.length_max": (1, None),
+    "sft.trace.length_sigma": (0, None),
     "rl.steps": (1, None),
     "rl.prompts": (1, None),
     "rl.temperature": (1e-3, None),
@@ -68,6 +78,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "rl.validation_puzzles": (1, None),
     "rl.validation_samples": (1, None),
     "algorithm.group": (2, None),
+    "algorithm.std_floor": (0, None),
     "algorithm.loss_budget": (1, None),
     "algorithm.clip_low": (0, None),
     "algorithm.clip_high": (0, None),
@@ -78,18 +89,34 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "engine.nodes": (1, None),
     "engine.delta": (0, 1),
     "engine.mate_slack": (0, None),
+    "engine.hash_mb": (1, None),
+    "engine.workers": (0, None),
+    "engine.deadline_s": (1e-3, None),
     "evaluate.samples": (1, None),
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
     "evaluate.batch": (1, None),
-    "algorithm.std_floor": (0, None),
-    **{f"world.{split}_puzzles": (1, None) for split in ("sft", "rl", "validation", "test", "private")},
-    **{f"sft.trace.{part}_mean": (0.01, None) for part in ("continuations", "length")},
-    **{f"sft.trace.{part}_sigma": (0, 10) for part in ("continuations", "length")},
-    **{f"{stage}.optimizer.{key}": bounds for stage in ("pretrain", "sft", "rl") for key, bounds in OPTIMIZER_RANGES.items()},
-    **{key: (0, 2**62) for key in SEEDS},
+    **{
+        f"{stage}.optimizer.{key}": bounds
+        for stage in ("pretrain", "sft", "rl")
+        for key, bounds in {
+            **{name: (0, None) for name in ("lr", "lr_exponent", "weight_decay")},
+            **{name: (0, 1) for name in ("warmup_ratio", "min_lr_ratio", "decay_ratio")},
+            **{name: (0, 1 - 1e-9) for name in ("beta1", "beta2")},
+            "lr_reference": (1, None),
+            "clip": (1e-9, None),
+        }.items()
+    },
 }
-OPTIONAL_COUNTS = ("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles")  # null, or at least 1
+OPTIONAL_COUNTS = (  # null, or at least 1
+    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
+    *(f"{stage}.optimizer.warmup_steps" for stage in ("pretrain", "sft", "rl")),
+)
+ORDERED = (  # the first is at most the second
+    ("world.min_elo", "world.max_elo"),
+    ("sft.trace.continuations_min", "sft.trace.continuations_max"),
+    ("sft.trace.length_min", "sft.trace.length_max"),
+)
 VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 
 
@@ -105,7 +132,13 @@ def check_values(config: Config) -> None:
     for path in OPTIONAL_COUNTS:
         value = value_of(config, path)
         if value is not None and value < 1:
-            raise UserError(f"{path}={value}: expected at least 1, or null for all")
+            raise UserError(f"{path}={value}: expected at least 1, or null")
+    for low, high in ORDERED:
+        if value_of(config, low) > value_of(config, high):
+            raise UserError(f"{low}={value_of(config, low)}: expected at most {high}={value_of(config, high)}")
+    for stage in ("pretrain", "sft", "rl"):
+        if any(step < 1 for step in getattr(config, stage).save_steps):
+            raise UserError(f"{stage}.save_steps={getattr(config, stage).save_steps}: expected steps, which count from 1")
     if config.model.vocabulary not in VOCABULARIES:
         raise UserError(f"model.vocabulary={config.model.vocabulary}: expected one of {', '.join(map(str, VOCABULARIES))}")
     if config.world.state == "snapshot" and config.model.vocabulary != len(VOCABULARY):
@@ -116,10 +149,6 @@ def check_values(config: Config) -> None:
         raise UserError(f"model.heads={config.model.heads}: expected a multiple of model.kv_heads={config.model.kv_heads}")
     if config.model.head_dim % 2:
         raise UserError(f"model.head_dim={config.model.head_dim}: expected an even number, since rotary positions turn pairs")
-    for part in ("continuations", "length"):
-        low, high = (value_of(config, f"sft.trace.{part}_{end}") for end in ("min", "max"))
-        if low > high:
-            raise UserError(f"sft.trace.{part}_max={high}: expected at least sft.trace.{part}_min={low}")
     for part, weight in config.reward.weights.items():
         if not math.isfinite(weight):
             raise UserError(f"reward.weights.{part}={weight}: expected a finite number")

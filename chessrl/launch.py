@@ -42,6 +42,8 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
             compose(name, arguments)
         except UserError as error:
             fail(error)
+    if any(argument.lower() == "dry_run=true" for argument in arguments):
+        sys.exit(dry_run(name, arguments))
     statuses: list[int] = []
 
     def job(config: DictConfig) -> None:
@@ -49,6 +51,8 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
             try:
                 settings = typed(config)
                 check_values(settings)
+                if settings.dry_run:
+                    raise UserError("dry_run is for the command line alone, as dry_run=true: nothing was started")
                 statuses.append(work(settings) or 0)
             except UserError as error:  # one job of a sweep: the others go on
                 print(f"error: {error}", file=sys.stderr, flush=True)
@@ -79,6 +83,21 @@ def disk_full(error: OSError, outputs: str) -> str:
         f"{error.filename or outputs}: {os.strerror(error.errno)}: free some space; nothing that was saved is lost, and the same command "
         "goes on from the last saved state"
     )
+
+
+def dry_run(name: str, arguments: list[str]) -> int:
+    """Print what the command or its sweep would cost; the exit status."""
+    if name in ("evaluate", "analysis"):
+        fail(UserError(f"dry_run=true: there is no estimate for {name}; chessrl, pretrain, sft and rl have one"))
+    from chessrl.dry_run import print_costs, sweep_params  # torch is imported only when there is work: --help stays quick
+
+    try:
+        return print_costs(name, arguments, compose, sweep_params(name, arguments, CONF))
+    except UserError as error:
+        fail(error)
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(UserError(explain(error, arguments)))
+    return USER_ERROR_STATUS
 
 
 def fail(error: UserError) -> None:

@@ -6,8 +6,10 @@ Two ways through it, one set of weights: ``forward(tokens)`` over whole right-pa
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -237,11 +239,7 @@ class Cost:
 
     @staticmethod
     def of(config: ModelConfig) -> Cost:
-        with torch.device("meta"):
-            model = Transformer(config)
-        parameters = sum(p.numel() for p in model.parameters())
-        tables = model.model.embed_tokens.weight.numel() + model.lm_head.weight.numel()
-        return Cost(parameters, parameters - tables, 4 * config.layers * config.heads * config.head_dim)
+        return _cost_of(astuple(config))
 
     def forward_flops(self, tokens: int) -> int:
         """2N per token."""
@@ -254,6 +252,16 @@ class Cost:
     def training_flops(self, tokens: int) -> int:
         """6NT: forward, and backward at twice its cost."""
         return 3 * self.forward_flops(tokens)
+
+
+@functools.cache
+def _cost_of(architecture: tuple[Any, ...]) -> Cost:
+    config = ModelConfig(*architecture)
+    with torch.device("meta"):
+        model = Transformer(config)
+    parameters = sum(p.numel() for p in model.parameters())
+    tables = model.model.embed_tokens.weight.numel() + model.lm_head.weight.numel()
+    return Cost(parameters, parameters - tables, 4 * config.layers * config.heads * config.head_dim)
 
 
 def causal_pairs(lengths: Tensor) -> int:

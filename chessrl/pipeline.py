@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from chessrl.budgets import check_pipeline
 from chessrl.checkpoint import write_json
 from chessrl.config import Config
 from chessrl.errors import UserError
@@ -48,6 +49,13 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     if unknown or not config.pipeline.stages or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")
     puzzle_table(config)  # a world that is not there is one line here, not one of a stage and one of ours
+    try:
+        check_pipeline(config)
+    except UserError as error:
+        if not config.budget.skip_impossible:
+            raise
+        print(f"skipped: {error}", flush=True)
+        return 0
     start = time.monotonic()
     total = (
         len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)

@@ -202,10 +202,14 @@ class Run:
         yield from tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
+        self.keep("state", step, state)
+        self._saved = time.monotonic()
+
+    def keep(self, folder: str, step: int, state: dict[str, Any]) -> None:
+        """Write the state to ``folder`` of the run directory."""
         self._lock.check()
         os.fsync(self._metrics.fileno())
-        save_state(self.directory / "state", step, state | {"metrics_bytes": self._metrics.tell()})
-        self._saved = time.monotonic()
+        save_state(self.directory / folder, step, state | {"metrics_bytes": self._metrics.tell()})
 
     def resume(self) -> dict[str, Any] | None:
         """The newest whole state, with the metrics cut back to its step; None at a fresh start."""
@@ -214,6 +218,12 @@ class Run:
         self._metrics.truncate(state["metrics_bytes"] if state else 0)
         self._metrics.seek(0, os.SEEK_END)
         return state
+
+    def take_metrics(self, lines: bytes) -> None:
+        """Begin with the metrics of the run that this one branches off."""
+        self._metrics.truncate(0)
+        self._metrics.write(lines)
+        self._metrics.flush()
 
     def checkpoint(self, step: int, last: bool, state: Callable[[], dict[str, Any]]) -> None:
         """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end."""

@@ -38,16 +38,32 @@ def build_optimizer(model: Transformer, config: OptimizerConfig) -> torch.optim.
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Rate of step 1..steps: linear warm-up, then cosine to ``min_lr_ratio`` or constant."""
-    if config.schedule not in ("cosine", "constant"):
-        raise UserError(f"optimizer.schedule={config.schedule!r}: expected cosine or constant")
-    warmup = round(config.warmup_ratio * steps)
+    """Rate of step 1..steps: linear warm-up, then cosine to ``min_lr_ratio``, constant, or wsd: constant up to ``stable_steps``, then down
+    by one minus the square root of the way (Haegele et al., arXiv 2405.18392).
+    """
+    if config.schedule not in ("cosine", "constant", "wsd"):
+        raise UserError(f"optimizer.schedule={config.schedule!r}: expected cosine, constant or wsd")
+    warmup = warmup_steps(config, steps)
     if step <= warmup:
         return config.lr * step / warmup
+    if config.schedule == "wsd":
+        stable = stable_steps(config, steps)
+        progress = max(0, step - stable) / max(1, steps - stable)
+        return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 - math.sqrt(progress)))
     if config.schedule == "constant":
         return config.lr
     progress = (step - warmup) / max(1, steps - warmup)
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def warmup_steps(config: OptimizerConfig, steps: int) -> int:
+    """Steps of the linear rise."""
+    return round(config.warmup_ratio * steps) if config.warmup_steps is None else min(config.warmup_steps, steps)
+
+
+def stable_steps(config: OptimizerConfig, steps: int) -> int:
+    """The last step before wsd's decay: up to here a run of any more steps, with the same warm-up, is the same run."""
+    return max(warmup_steps(config, steps), steps - round(config.decay_ratio * steps))
 
 
 def optimizer_step(model: Transformer, optimizer: torch.optim.AdamW, rate: float, clip: float) -> Tensor:

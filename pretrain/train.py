@@ -9,6 +9,8 @@ import torch
 from tqdm import tqdm
 
 from chessrl import notation, world
+from chessrl.branches import begin_from_family, family_folder
+from chessrl.budgets import resolve_pretraining
 from chessrl.checkpoint import save_model
 from chessrl.config import Config
 from chessrl.corpus import Corpus
@@ -25,7 +27,9 @@ from chessrl.training import (
     evaluate_losses,
     learning_rate,
     optimizer_step,
+    stable_steps,
     token_batches,
+    warmup_steps,
 )
 
 MOVES = 1  # the part of a game that carries loss
@@ -33,6 +37,7 @@ MOVES = 1  # the part of a game that carries loss
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the corpus, the model, the stage's keys, precision and device kind."""
+    resolve_pretraining(config)
     return {
         "data": Corpus.open(world.corpus_folder(config), "train").manifest["hash"],
         "model": identity_of(config.model),
@@ -50,11 +55,14 @@ def train(run: Run) -> None:
     model = build_model(config.model, seed=settings.seed, precision=config.run.precision, device=run.device)
     cost = Cost.of(config.model)
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
-    if resumed := run.resume():
+    steps = len(batches)
+    warmup, stable = warmup_steps(settings.optimizer, steps), stable_steps(settings.optimizer, steps)
+    branching = settings.optimizer.schedule == "wsd" and stable < steps
+    resumed = run.resume() or (begin_from_family(run, warmup, stable) if branching else None)
+    if resumed:
         state.load(resumed)
     held_out = [game_example(validation.document(index)) for index in range(min(len(validation), settings.validation_games))]
     stopwatch = Stopwatch()
-    steps = len(batches)
     validation_loss = None
     for step in run.loop(state.step, steps):
         games = [game_example(corpus.document(index)) for index in batches[step - 1]]
@@ -73,6 +81,8 @@ def train(run: Run) -> None:
         run.log(metrics)
         if step in settings.save_steps:
             save_model(model, run.directory / "models" / f"step-{step}")
+        if branching and step == stable:
+            run.keep(family_folder(run, warmup), step, state.state_dict())
         run.checkpoint(step, step == steps, state.state_dict)
     save_model(model, run.directory / "model")
     if validation_loss is None:  # resumed after the last step
@@ -88,12 +98,8 @@ def train(run: Run) -> None:
 
 
 def plan(corpus: Corpus, config: Config) -> list[np.ndarray]:
-    """The documents of every step. Refuses more tokens than the corpus holds, unless repeats are allowed, and fewer than one batch."""
+    """The documents of every step. Refuses more tokens than the corpus holds, unless repeats are allowed."""
     settings, held = config.pretrain, int(corpus.lengths.sum())
-    if settings.tokens < settings.batch_tokens:
-        raise UserError(
-            f"pretrain.tokens={settings.tokens} is less than one step of pretrain.batch_tokens={settings.batch_tokens}: raise it"
-        )
     if settings.tokens > held and not settings.allow_repeats:
         raise UserError(
             f"pretrain.tokens={settings.tokens:,} is more than the {held:,} training tokens of the corpus: "

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from chessrl import world
+from chessrl.budgets import resolve_rl, rl_passes
 from chessrl.checkpoint import load_model, save_model
 from chessrl.config import AlgorithmConfig, Config
 from chessrl.environment import Environment
@@ -33,6 +34,7 @@ def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, algorithm, reward, precision and device kind."""
     parent = adopt_parent(config, ("sft", "rl"))
     config.rl.protocol = protocol_of(config.rl.protocol, parent)
+    resolve_rl(config, parent)
     check(config)
     kept = {
         "parent": parent["run_id"],
@@ -117,6 +119,7 @@ def train(run: Run) -> None:
     save_model(model, run.directory / "model")
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]} | verifier
+    values["tokens_per_sequence"] = state.counters.tokens / (state.step * settings.prompts * algorithm.group)
     values["flops_by_stage"] = ancestors["flops_by_stage"] | {"rl": ancestors["flops_by_stage"].get("rl", 0) + state.counters.flops}
     run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
@@ -139,7 +142,7 @@ def count_flops(counters: Counters, cost: Cost, batch: Batch, algorithm: Algorit
     tokens, pairs = int(batch.lengths.sum()), causal_pairs(batch.lengths)
     counters.tokens += tokens
     counters.loss_tokens += int(batch.policy.sum())
-    passes = 1 + 1 + 3 * algorithm.epochs  # forward passes: sampling, reference, forward and backward of each epoch
+    passes = rl_passes(algorithm)
     counters.add_flops(passes * cost.forward_flops(tokens), passes * cost.attention_flops(pairs))
 
 

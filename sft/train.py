@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from chessrl import world
+from chessrl.budgets import scale_rate
 from chessrl.checkpoint import load_model, save_model, write_json
 from chessrl.config import Config
 from chessrl.model import Cost, Transformer
@@ -35,6 +36,7 @@ from sft.traces import TraceReport, build_trees
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
     parent = adopt_parent(config, ("pretrain",))
+    scale_rate(config.sft.optimizer, Cost.of(config.model).parameters_without_embeddings)
     return {
         "parent": parent["run_id"],
         "puzzles": world.puzzle_hash(config),
@@ -89,6 +91,7 @@ def train(run: Run) -> None:
         held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    values["tokens_per_sequence"] = float(lengths.mean())  # what a policy trained on these writes: the expected length of a rollout
     sampling = cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
     values |= {
         "flops_by_stage": ancestors["flops_by_stage"] | {"traces": sampling, "sft": state.counters.flops},

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from chessrl.config import Config
+from chessrl.config_check import CHOICES, OPTIONAL_COUNTS, RANGES, value_of
 from chessrl.errors import UserError
-from chessrl.launch import CONF, compose, launch
+from chessrl.launch import CONF, compose, known_keys, launch
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -99,18 +100,27 @@ def test_a_mistake_on_the_command_line_is_one_line(override, message):
     [
         ("rl.steps=0", "rl.steps=0: expected at least 1"),
         ("algorithm.group=1", "algorithm.group=1: expected at least 2"),
-        ("pretrain.optimizer.schedule=linear", "pretrain.optimizer.schedule=linear: expected one of cosine, constant"),
         ("evaluate.ks=[32]", "evaluate.ks=[32]: expected different numbers from 1 to evaluate.samples=16"),
-            ("evaluate.ks=[1,1]", "evaluate.ks=[1, 1]: expected different numbers"),
-            ("pretrain.optimizer.lr=nan", "pretrain.optimizer.lr=nan: expected at least 0"),
-            ("rl.optimizer.lr=inf", "rl.optimizer.lr=inf: expected at least 0"),
-            ("sft.optimizer.beta1=2", "sft.optimizer.beta1=2.0: expected from 0 to 0.9999"),
-            ("evaluate.seed=-1", "evaluate.seed=-1: expected from 0"),
-            ("sft.trace.length_max=0", "sft.trace.length_max=0: expected at least sft.trace.length_min=1"),
-            ("+reward.weights.legal=nan", "reward.weights.legal=nan: expected a finite number"),
-            ("model.vocabulary=85", "model.vocabulary=85 has no tokens for world.state=snapshot"),
-            ("model.head_dim=23", "model.head_dim=23: expected an even number"),
-            ("run.precision=fp16", "run.precision=fp16: expected one of fp32, bf16"),
+        ("evaluate.ks=[1,1]", "evaluate.ks=[1, 1]: expected different numbers"),
+        ("pretrain.optimizer.lr=nan", "pretrain.optimizer.lr=nan: expected at least 0"),
+        ("rl.optimizer.lr=inf", "rl.optimizer.lr=inf: expected at least 0"),
+        ("sft.optimizer.beta1=2", "sft.optimizer.beta1=2.0: expected from 0 to 0.9999"),
+        ("evaluate.seed=-1", "evaluate.seed=-1: expected from 0"),
+        ("+reward.weights.legal=nan", "reward.weights.legal=nan: expected a finite number"),
+        ("model.vocabulary=85", "model.vocabulary=85 has no tokens for world.state=snapshot"),
+        ("model.head_dim=23", "model.head_dim=23: expected an even number"),
+        ("run.precision=fp16", "run.precision=fp16: expected one of fp32, bf16"),
+        ("pretrain.optimizer.schedule=linear", "pretrain.optimizer.schedule=linear: expected one of cosine, constant, wsd"),
+        ("pretrain.optimizer.lr_rule=width", "pretrain.optimizer.lr_rule=width: expected one of fixed, size"),
+        ("pretrain.optimizer.decay_ratio=1.5", "pretrain.optimizer.decay_ratio=1.5: expected from 0 to 1"),
+        ("pretrain.optimizer.warmup_steps=0", "pretrain.optimizer.warmup_steps=0: expected at least 1, or null"),
+        ("pretrain.steps=0", "pretrain.steps=0: expected at least 1, or null"),
+        ("pretrain.seed=-1", "pretrain.seed=-1: expected from 0 to"),
+        ("budget.flops=-1e15", "budget.flops=-1000000000000000.0: expected at least 1, or null"),
+        ("budget.alpha=0", "budget.alpha=0.0: expected from 1e-09 to 1"),
+        ("rl.save_steps=[0]", "rl.save_steps=[0]: expected steps, which count from 1"),
+        ("sft.trace.length_min=3", "sft.trace.length_min=3: expected at most sft.trace.length_max=2"),
+        ("evaluate.split=train", "evaluate.split=train: expected one of sft, rl, validation, test, private"),
         ("world.name=mars", "world.name=mars: expected one of endgame, lichess"),
         ("sft.max_puzzles=0", "sft.max_puzzles=0: expected at least 1"),
     ],
@@ -161,6 +171,14 @@ def test_a_mistake_ends_the_process_with_status_2_and_no_traceback(arguments, me
     assert process.returncode == 2
     assert process.stderr.startswith(message) and process.stderr.count("\n") == 1
     assert "Traceback" not in process.stdout
+
+
+def test_every_number_has_a_range():
+    known = {key: value_of(Config(), key) for key in known_keys(Config)}
+    numbers = {key for key, value in known.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    assert numbers - {"model.vocabulary"} <= set(RANGES), "a new key needs its range in chessrl/config_check.py"
+    assert {key for key, value in known.items() if value is None} == set(OPTIONAL_COUNTS)
+    assert set(RANGES) | set(OPTIONAL_COUNTS) | set(CHOICES) <= set(known), "a range for a key that is no more"
 
 
 def test_one_bad_job_of_a_sweep_fails_the_sweep_but_not_the_other_jobs(monkeypatch, tmp_path, capsys):

@@ -1,0 +1,127 @@
+"""Budgets: compute, steps or tokens, turned into the counts that the stages train for; what cannot be carried out is refused with its numbers.
+
+Conventions (science.md 0 and 11): pretraining costs 6NT; RL costs, per token of prompt and rollout, 2N for sampling, 2N for the reference and
+6N for each epoch. N is without embeddings. Fine-tuning is counted apart: a budget is shared between pretraining and RL alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chessrl.config import AlgorithmConfig, Config, OptimizerConfig
+from chessrl.errors import UserError
+from chessrl.model import Cost
+
+
+def rl_passes(algorithm: AlgorithmConfig) -> int:
+    """Forward passes that a rollout's token costs: sampling, reference, and forward and backward (twice a forward) of each epoch."""
+    return 1 + 1 + 3 * algorithm.epochs
+
+
+def rl_step_flops(config: Config, rollout_tokens: float) -> float:
+    """Expected FLOPs of one RL step with rollouts of so many tokens, prompt included."""
+    rollouts = config.rl.prompts * config.algorithm.group
+    return rl_passes(config.algorithm) * Cost.of(config.model).forward_flops(1) * rollouts * rollout_tokens
+
+
+def scale_rate(optimizer: OptimizerConfig, parameters: int) -> None:
+    """Put the rate of ``lr_rule`` for a model of ``parameters`` (without embeddings) into ``lr``: from here on it is an ordinary fixed one."""
+    if optimizer.lr_rule == "size":
+        optimizer.lr = float(f"{optimizer.lr * (optimizer.lr_reference / parameters) ** optimizer.lr_exponent:.4g}")
+        default = OptimizerConfig()
+        optimizer.lr_rule, optimizer.lr_reference, optimizer.lr_exponent = "fixed", default.lr_reference, default.lr_exponent
+
+
+def resolve_pretraining(config: Config) -> None:
+    """``pretrain.tokens`` and ``optimizer.lr`` of the config's budget and rule. Raises UserError when less than a step is left."""
+    settings, cost = config.pretrain, Cost.of(config.model)
+    _one_measure(config)
+    scale_rate(settings.optimizer, cost.parameters_without_embeddings)
+    origin = f"pretrain.tokens={settings.tokens}"
+    if settings.steps is not None:
+        settings.tokens, settings.steps = settings.steps * settings.batch_tokens, None
+    if config.budget.flops is not None:
+        settings.tokens = round(config.budget.alpha * config.budget.flops / cost.training_flops(1))
+        origin = (
+            f"budget.alpha={config.budget.alpha:g} of budget.flops={config.budget.flops:.4g} is {settings.tokens:,} tokens for a model of "
+            f"N={cost.parameters_without_embeddings:,}, which"
+        )
+    if settings.tokens < settings.batch_tokens:
+        raise UserError(f"{origin} is less than one step of pretrain.batch_tokens={settings.batch_tokens}: raise it, or take smaller batches")
+
+
+def resolve_rl(config: Config, parent: Mapping[str, Any]) -> None:
+    """``rl.steps`` and ``optimizer.lr`` of the config's budget and rule, for a policy whose summary is ``parent``.
+
+    Raises UserError when less than a step is left, and where nothing says how long rollouts will be.
+    """
+    settings = config.rl
+    _one_measure(config)
+    scale_rate(settings.optimizer, Cost.of(config.model).parameters_without_embeddings)
+    if config.budget.flops is None and settings.tokens is None:
+        return
+    rollout_tokens = config.budget.rollout_tokens or parent.get("tokens_per_sequence")
+    if not rollout_tokens:
+        raise UserError(
+            f"budget.rollout_tokens is 0 and parent={config.parent} does not say how long its sequences were: give the expected tokens of a "
+            "rollout, prompt included"
+        )
+    settings.steps, settings.tokens = rl_steps(config, rollout_tokens), None
+
+
+def rl_steps(config: Config, rollout_tokens: float) -> int:
+    """The whole RL steps that the budget holds for rollouts of so many tokens. Raises UserError when that is none."""
+    budget, settings = config.budget, config.rl
+    if budget.flops is None and settings.tokens is None:
+        return settings.steps
+    if settings.tokens is not None:
+        step_tokens = settings.prompts * config.algorithm.group * rollout_tokens
+        steps = int(settings.tokens / step_tokens)
+        left = f"rl.tokens={settings.tokens:,} is less than the {step_tokens:,.0f} tokens"
+    else:
+        left_flops, step_flops = (1 - budget.alpha) * budget.flops, rl_step_flops(config, rollout_tokens)
+        steps = int(left_flops / step_flops)
+        left = (
+            f"budget.flops={budget.flops:.4g} with budget.alpha={budget.alpha:g} leaves {left_flops:.3g} FLOPs to RL, less than the "
+            f"{step_flops:.3g}"
+        )
+    if steps < 1:
+        raise UserError(
+            f"{left} of one step (rl.prompts={settings.prompts} x algorithm.group={config.algorithm.group} rollouts of "
+            f"{rollout_tokens:.0f} tokens): raise it, or take smaller steps"
+        )
+    return steps
+
+
+def expected_sequence_tokens(config: Config) -> int:
+    """A guess, from the config alone, of the tokens of a fine-tuning example or a rollout: prompt, trace and answer.
+
+    Prompt: a snapshot of about 4 men (endgame) or 24 (Lichess), or about 60 plies of history, 4 tokens a ply. Trace: 4 tokens a ply, half of
+    what all lines would take, since some are illegal, repeated or share their beginning (45 tokens in all measured on the endgame world, 52
+    guessed). Answer: about 2.5 solver moves. Once a policy is fine-tuned, the mean
+    length of its examples is known and used instead.
+    """
+    trace = config.sft.trace
+    prompt = 240 if config.world.state == "history" else 6 + 2 * (4 if config.world.name == "endgame" else 24)
+    lines = trace.candidates * trace.continuations_mean * (4 * trace.length_mean + 1) if trace.enabled else 0
+    return round(config.budget.rollout_tokens or min(config.model.max_positions, prompt + lines / 2 + 20))
+
+
+def check_pipeline(config: Config) -> None:
+    """Refuse before anything starts what a later stage would refuse: leaves ``config`` with its pretraining resolved."""
+    resolve_pretraining(config)
+    if 0 < config.budget.corpus_tokens < config.pretrain.tokens and not config.pretrain.allow_repeats:
+        raise UserError(
+            f"pretrain.tokens={config.pretrain.tokens:,} is more than the {config.budget.corpus_tokens:,} tokens that budget.corpus_tokens "
+            "says the corpus holds: lower it, or set pretrain.allow_repeats=true"
+        )
+    if "rl" in config.pipeline.stages:
+        rl_steps(config, expected_sequence_tokens(config))
+
+
+def _one_measure(config: Config) -> None:
+    """A budget is given in one way."""
+    for key, value in {"pretrain.steps": config.pretrain.steps, "rl.tokens": config.rl.tokens}.items():
+        if config.budget.flops is not None and value is not None:
+            raise UserError(f"{key}={value} and budget.flops={config.budget.flops:.4g} are two measures of one budget: give one")
