@@ -6,3 +6,5 @@ class UserError(Exception):
 
     Commands print the message without a traceback and exit with status 2; every other exception is a bug and keeps its traceback.
     """
+
+    status = 2  # of a command that ends with it

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,7 +24,8 @@ from chessrl.config_check import check_values
 from chessrl.errors import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-USER_ERROR_STATUS = 2
+SWEEP_FLAGS = {"-m", "--multirun"}
+EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -32,6 +34,10 @@ ConfigStore.instance().store(name="schema", node=Config)
 def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
+    if is_sweep(arguments):
+        from chessrl.sweep import run_sweep  # here, because it needs what this module has
+
+        sys.exit(run_sweep(name, [argument for argument in arguments if argument not in SWEEP_FLAGS], work))
     if not any(argument.startswith("-") for argument in arguments):
         try:
             compose(name, arguments)
@@ -44,17 +50,27 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
             settings = typed(config)
             check_values(settings)
             statuses.append(work(settings) or 0)
-        except UserError as error:  # one job of a sweep: the others go on
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            statuses.append(USER_ERROR_STATUS)
+        except UserError as error:
+            fail(error)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
-    sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
+    sys.exit(max((shell_status(status) for status in statuses), default=0))
 
 
-def fail(error: UserError) -> None:
+def is_sweep(arguments: list[str]) -> bool:
+    """``-m``, and no other flag: help and ``--cfg`` start no job."""
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    return bool(flags) and flags <= SWEEP_FLAGS
+
+
+def shell_status(status: int) -> int:
+    """The status that a shell gives: 128 + the signal's number for a process that a signal ended."""
+    return status if status >= 0 else 128 - status
+
+
+def fail(error: UserError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr, flush=True)
-    sys.exit(USER_ERROR_STATUS)
+    sys.exit(error.status)
 
 
 def typed(config: DictConfig) -> Config:
@@ -102,6 +118,8 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     choices = re.search(r"Could not find '([^']+)' Available options in '([^']+)': (.+?)(?: Config search path|$)", text)
     if choices:
         wanted, group, known = choices.groups()
+        if group == "hydra/launcher" and wanted.split("/")[-1] in EXTRA_LAUNCHERS:
+            return f"launcher={wanted.split('/')[-1]} needs an extra that is not installed: pip install 'chessrl[cluster]'"
         return f"{group}={wanted.split('/')[-1]}: no such preset; known are {', '.join(known.split())}"
     no_list = re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple. full_key: (\S+)", text)
     value_fault = re.search(r"(Value '[^']*' .*?)(?: full_key: (\S+))", text)
