@@ -47,9 +47,7 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
 
     def job(config: DictConfig) -> None:
         try:
-            settings = typed(config)
-            check_values(settings)
-            statuses.append(work(settings) or 0)
+            statuses.append(work(checked(config)) or 0)
         except UserError as error:
             fail(error)
 
@@ -71,6 +69,13 @@ def shell_status(status: int) -> int:
 def fail(error: UserError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr, flush=True)
     sys.exit(error.status)
+
+
+def checked(config: DictConfig) -> Config:
+    """The Config of a composed configuration whose every value can be worked with. Raises UserError."""
+    settings = typed(config)
+    check_values(settings)
+    return settings
 
 
 def typed(config: DictConfig) -> Config:

@@ -28,9 +28,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from chessrl.config import Config
-from chessrl.config_check import check_values
 from chessrl.errors import UserError
-from chessrl.launch import CONF, compose, explain, fail, first_line, shell_status, typed
+from chessrl.launch import CONF, checked, compose, explain, fail, first_line, shell_status
 
 STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}  # somebody asked the job to stop
 LAUNCHER_KEYS = ("launcher=", "hydra/", "hydra.")
@@ -72,7 +71,7 @@ class Plan:
 def run_sweep(name: str, overrides: list[str], work: Callable[[Config], int | None]) -> int:
     """Carry out the sweep of command ``name``; its exit status, the worst of its jobs'. A mistake in any value ends it before it starts."""
     try:
-        choices = read_choices(overrides)
+        choices = all_choices(name, overrides)
         check_choices(name, choices)
         plan = make_plan(name, choices)
     except UserError as error:
@@ -100,6 +99,15 @@ def _quoted(path: Path) -> str:
     from chessrl.pipeline import quoted  # here: it imports torch, which a misspelt key need not wait for
 
     return quoted(path)
+
+
+def all_choices(name: str, overrides: Sequence[str]) -> list[list[str]]:
+    """``read_choices`` of the command line and, before it, of what the experiment sweeps over (``hydra.sweeper.params``)."""
+    fixed = [values[0] for values in read_choices(overrides) if len(values) == 1]
+    compose(name, fixed)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        params = hydra.compose(name, fixed, return_hydra_config=True).hydra.sweeper.get("params") or {}
+    return read_choices([*(f"{key}={value}" for key, value in params.items()), *overrides])
 
 
 def read_choices(overrides: Sequence[str]) -> list[list[str]]:
@@ -203,8 +211,7 @@ def carry_out(plan: Plan, work: Callable[[Config], int | None], config: DictConf
 def attempt(work: Callable[[Config], int | None], config: DictConfig, threads: int, log: str) -> Record:
     """Check the job's configuration, give it its share of the cores, and work."""
     try:
-        settings = typed(config)
-        check_values(settings)
+        settings = checked(config)
         settings.run.threads = settings.run.threads or threads
         settings.engine.workers = settings.engine.workers or threads
         return Record(shell_status(work(settings) or 0), "", log)

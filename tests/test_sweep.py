@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from chessrl import sweep
 from chessrl.config import Config
 from chessrl.errors import UserError
-from chessrl.launch import launch
+from chessrl.launch import CONF, launch
 from chessrl.run import Run
 from pretrain.__main__ import work as pretrain_work
 from tests import tiny
@@ -82,6 +82,27 @@ def test_jobs_are_all_combinations_named_by_what_differs(tmp_path):
     assert [job.label for job in plan.jobs] == [f"rl.steps={steps} model={model}" for steps in (1, 2) for model in ("nano", "micro")]
     assert plan.jobs[0].overrides == (f"outputs={tmp_path}", "rl.steps=1", "model=nano", "rl.seed=7")
     assert plan.command == "python -m rl"
+
+
+def test_what_an_experiment_sweeps_over_is_part_of_the_sweep_and_the_command_line_wins(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def work(config: Config) -> int:
+        seen.append((config.rl.steps, config.rl.seed))
+        return int(config.rl.seed == 1)
+
+    presets = tmp_path / "conf"
+    shutil.copytree(CONF, presets)
+    lines = ["# @package _global_", "hydra:", "  sweeper:", "    params:", "      rl.steps: 1,2", "      rl.seed: 0,1"]
+    (presets / "experiment" / "grid.yaml").write_text("\n".join(lines) + "\n")
+    for module in ("chessrl.launch", "chessrl.sweep"):
+        monkeypatch.setattr(f"{module}.CONF", presets)
+    assert swept(monkeypatch, "rl", work, f"outputs={tmp_path}", "experiment=grid", "rl.steps=3,4") == 1
+    assert seen == [(3, 0), (3, 1), (4, 0), (4, 1)]
+    output = capsys.readouterr().out
+    assert [line for line in output.splitlines() if line.startswith("  python")] == [
+        f"  python -m rl rl.steps={steps} rl.seed=1 outputs={tmp_path} experiment=grid" for steps in (3, 4)
+    ]
 
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path):
