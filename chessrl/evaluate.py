@@ -126,18 +126,11 @@ def evaluation_folder(config: Config) -> Path:
 def evaluate(config: Config) -> int:
     """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
     parent = adopt_parent(config, STAGES)
-    directory, folder = Path(config.parent), evaluation_folder(config)
-    # Two jobs of a sweep may come to a shared ancestor together: one measures it, the other waits and finds it done.
-    with world.locked(directory / f"evaluation-{folder.name}"):
-        if (folder / "evaluation.json").exists():
-            print(f"evaluate: {folder} is finished, skipped", flush=True)
-        else:
-            _measure(config, parent, folder)
-    return 0
-
-
-def _measure(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
+    folder = evaluation_folder(config)
+    if (folder / "evaluation.json").exists():
+        print(f"evaluate: {folder} is finished, skipped", flush=True)
+        return 0
     protocol = protocol_of(config.evaluate.protocol, parent)
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
@@ -163,6 +156,7 @@ def _measure(config: Config, parent: dict[str, Any], folder: Path) -> None:
     }
     write_evaluation(folder, samples, labels, settings.ks, asdict(settings))
     print(f"evaluate: {folder}", flush=True)
+    return 0
 
 
 def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], settings: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """One process at a time makes a data folder; the others wait and then find it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as file:
@@ -75,7 +75,7 @@ def puzzle_table(config: Config) -> Path:
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
     key = digest([_sources(_paths(world.puzzles), "world.puzzles"), sizes, world.seed])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
-    with locked(path):
+    with _locked(path):
         if not path.exists():
             report = ReadReport()
             filters = PuzzleFilters(verify=True)
@@ -115,7 +115,7 @@ def corpus_folder(config: Config) -> Path:
     files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games), "world.games")
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
     folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
-    with locked(folder):
+    with _locked(folder):
         if not (folder / corpus.MANIFEST).exists():
             _build_corpus(world, table, folder)
     return folder

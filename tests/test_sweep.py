@@ -243,19 +243,6 @@ def test_a_sweep_over_rl_settings_finds_the_ancestors_by_their_hash(tiny_runs, t
     assert process.stdout.count("is finished, skipped") == 4 and "sweep: 2 of 2 jobs completed" in process.stdout
 
 
-def test_two_evaluations_of_a_shared_ancestor_at_once_sample_it_once(tiny_runs, tmp_path):
-    (tmp_path / "x").mkdir()
-    outputs = tiny.share_data(tmp_path / "x", tiny_runs)
-    parent = outputs / tiny_runs["pretrain"].name
-    shutil.copytree(tiny_runs["pretrain"], parent, ignore=shutil.ignore_patterns("evaluations", "lock"))
-    command = [sys.executable, "-m", "chessrl.evaluate", *TINY, f"outputs={outputs}", f"parent={parent}"]
-    processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs_of = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs_of
-    assert sum("is finished, skipped" in out for out, _ in outputs_of) == 1
-    assert len(list((parent / "evaluations").iterdir())) == 1
-
-
 @pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.long)])
 def test_jobs_in_processes_of_their_own_are_reported_like_others(launcher, tiny_runs, tmp_path):
     if launcher.partition("_")[0] not in launchers():
