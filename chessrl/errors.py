@@ -9,6 +9,7 @@ class UserError(Exception):
     Commands print the message without a traceback and exit with status 2; every other exception is a bug and keeps its traceback.
     """
 
+    status = 2  # of a command that ends with it
 
 def make_folder(path: Path | str, key: str) -> Path:
     """Make a folder that will be written to, with its parents; ``key`` is the config key that names it. Raises UserError where it cannot be."""

@@ -9,11 +9,11 @@ import difflib
 import errno
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -27,8 +27,9 @@ from chessrl.errors import UserError
 from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-USER_ERROR_STATUS = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+SWEEP_FLAGS = {"-m", "--multirun"}
+EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -43,38 +44,46 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
         except UserError as error:
             fail(error)
     if any(argument.lower() == "dry_run=true" for argument in arguments):
-        sys.exit(dry_run(name, arguments))
+        dry_run(name, arguments)
+    if is_sweep(arguments):
+        from chessrl.sweep import run_sweep  # here, because it needs what this module has
+
+        sys.exit(run_sweep(name, [argument for argument in arguments if argument not in SWEEP_FLAGS], work))
     statuses: list[int] = []
 
     def job(config: DictConfig) -> None:
-        with stop_signals() as received:
-            try:
-                settings = typed(config)
-                check_values(settings)
-                if settings.dry_run:
-                    raise UserError("dry_run is for the command line alone, as dry_run=true: nothing was started")
-                statuses.append(work(settings) or 0)
-            except UserError as error:  # one job of a sweep: the others go on
-                print(f"error: {error}", file=sys.stderr, flush=True)
-                statuses.append(USER_ERROR_STATUS)
-            except OSError as error:
-                if error.errno not in DISK_FULL:
-                    raise
-                print(f"error: {disk_full(error, settings.outputs)}", file=sys.stderr, flush=True)
-                statuses.append(USER_ERROR_STATUS)
-            except Interrupted as stop:
-                print(f"{name}: {stop}; the same command goes on from there", flush=True)
-                statuses.append(128 + stop.number)
-        if received and statuses[-1]:  # the jobs of a sweep that were to follow are stopped too
-            call_earlier(received[0])
-            sys.exit(statuses[-1])
+        statuses.append(outcome(name, work, config)[0])
 
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
-    except KeyboardInterrupt:
-        print(f"\n{name}: interrupted; the same command goes on from what is finished", file=sys.stderr, flush=True)
-        sys.exit(128 + signal.SIGINT)
-    sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+    sys.exit(max(statuses, default=0))
+
+
+def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig, threads: int = 0) -> tuple[int, str]:
+    """Do one job; its status as a shell gives it, and its error in one line, printed. ``threads`` is its share of the cores, 0 for all.
+
+    Bugs are raised. After a stop signal, a handler that stood before ours (submitit's, which requeues) is called last.
+    """
+    with stop_signals() as received:
+        status, message = 0, ""
+        settings = None
+        try:
+            settings = checked(config)
+            settings.run.threads = settings.run.threads or threads
+            settings.engine.workers = settings.engine.workers or threads
+            status = shell_status(work(settings) or 0)
+        except UserError as error:
+            status, message = shell_status(error.status), f"error: {error}"
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            status, message = UserError.status, f"error: {disk_full(error, settings.outputs if settings else '')}"
+        except Interrupted as stop:
+            status, message = 128 + stop.number, f"{name}: {stop}; the same command goes on from there"
+        if message:
+            print(message, file=sys.stderr, flush=True)
+    if received and status:
+        call_earlier(received[0])
+    return status, message.removeprefix("error: ")
 
 
 def disk_full(error: OSError, outputs: str) -> str:
@@ -85,24 +94,43 @@ def disk_full(error: OSError, outputs: str) -> str:
     )
 
 
-def dry_run(name: str, arguments: list[str]) -> int:
-    """Print what the command or its sweep would cost; the exit status."""
+def dry_run(name: str, arguments: list[str]) -> NoReturn:
+    """Print what the command or its sweep would cost, and end with the exit status."""
     if name in ("evaluate", "analysis"):
         fail(UserError(f"dry_run=true: there is no estimate for {name}; chessrl, pretrain, sft and rl have one"))
     from chessrl.dry_run import print_costs, sweep_params  # torch is imported only when there is work: --help stays quick
 
     try:
-        return print_costs(name, arguments, compose, sweep_params(name, arguments, CONF))
+        sys.exit(print_costs(name, arguments, compose, sweep_params(name, arguments, CONF)))
     except UserError as error:
         fail(error)
     except (HydraException, OmegaConfBaseException) as error:
         fail(UserError(explain(error, arguments)))
-    return USER_ERROR_STATUS
 
 
-def fail(error: UserError) -> None:
+def is_sweep(arguments: list[str]) -> bool:
+    """``-m``, and no other flag: help and ``--cfg`` start no job."""
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    return bool(flags) and flags <= SWEEP_FLAGS
+
+
+def shell_status(status: int) -> int:
+    """The status that a shell gives: 128 + the signal's number for a process that a signal ended."""
+    return status if status >= 0 else 128 - status
+
+
+def fail(error: UserError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr, flush=True)
-    sys.exit(USER_ERROR_STATUS)
+    sys.exit(error.status)
+
+
+def checked(config: DictConfig) -> Config:
+    """The Config of a composed configuration whose every value can be worked with. Raises UserError."""
+    settings = typed(config)
+    check_values(settings)
+    if settings.dry_run:
+        raise UserError("dry_run is for the command line alone, as dry_run=true: nothing was started")
+    return settings
 
 
 def typed(config: DictConfig) -> Config:
@@ -150,6 +178,8 @@ def explain(error: BaseException, overrides: list[str]) -> str:
     choices = re.search(r"Could not find '([^']+)' Available options in '([^']+)': (.+?)(?: Config search path|$)", text)
     if choices:
         wanted, group, known = choices.groups()
+        if group == "hydra/launcher" and wanted.split("/")[-1] in EXTRA_LAUNCHERS:
+            return f"launcher={wanted.split('/')[-1]} needs an extra that is not installed: pip install 'chessrl[cluster]'"
         return f"{group}={wanted.split('/')[-1]}: no such preset; known are {', '.join(known.split())}"
     no_list = re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple. full_key: (\S+)", text)
     value_fault = re.search(r"(Value '[^']*' .*?)(?: full_key: (\S+))", text)

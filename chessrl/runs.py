@@ -1,0 +1,201 @@
+"""The table of all runs below a folder: ``python -m chessrl.runs outputs=DIR [keys=rl.steps,algorithm.beta]``, ``load_runs`` in a notebook.
+
+Only files are read, and a run that is at work is not disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig, OmegaConf
+
+from chessrl.command import parse_settings, run_command
+from chessrl.config import ModelConfig
+from chessrl.errors import UserError
+from chessrl.model import Cost
+
+STAGES = ("pretrain", "sft", "rl")
+SPLITS = ("test", "validation")  # the first one that a run was measured on stands in the table
+HEARTBEAT_STALE_S = 120.0  # a run whose lock was not touched for so long is not at work any more
+COLUMNS = (
+    "run", "stage", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "tokens", "loss",
+    "pretrain_flops", "sft_flops", "rl_flops", "pass_at_1", "pass_at_1_split", "wall_s", "parent", "code", "error", "directory",
+)  # fmt: skip
+SHOWN = (
+    "run", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "loss", "rl_flops", "pass_at_1", "wall_s", "code",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunsSettings:
+    """``keys``: configuration keys to show beside the columns, such as those of a sweep."""
+
+    outputs: str = "outputs"
+    keys: tuple[str, ...] = ()
+
+
+def load_runs(folder: str | Path, keys: Sequence[str] = ()) -> pd.DataFrame:
+    """One row per run directory of a stage directly below ``folder``, COLUMNS and then ``keys`` (dotted configuration keys), in pipeline order.
+
+    state: running, interrupted, failed, completed, or killed (its status says running, but no process is at work). parameters: N, without
+    embeddings. pretrain_tokens, pretrain_loss: T and L (nats per move token, validation) of the pretrained ancestor. loss: the last logged.
+    *_flops: by stage, ancestors included (6NT; RL as in its loop). wall_s: seconds of work, interruptions left out. pass_at_1: over all
+    puzzles of the split, accepted by the line. What is not known (yet) is missing (NaN). Raises UserError where there is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"outputs={folder}: no such folder; give the one that run directories are in")
+    directories = sorted(path for stage in STAGES for path in folder.glob(f"{stage}-*") if (path / "status.json").is_file())
+    rows = {path.name: run_row(path, keys) for path in directories}
+    for row in rows.values():
+        _add_ancestor(row, rows)
+    table = pd.DataFrame(list(rows.values()), columns=[*COLUMNS, *keys])
+    order = table["stage"].map(STAGES.index) if len(table) else []
+    return table.assign(order=order).sort_values(["order", "run"], ignore_index=True).drop(columns="order")
+
+
+def run_row(directory: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """What the directory's own files say."""
+    status, summary = _read_json(directory / "status.json"), _read_json(directory / "summary.json")
+    config = OmegaConf.load(directory / "config.yaml") if (directory / "config.yaml").is_file() else OmegaConf.create()
+    last, validation, wall_s = read_metrics(directory / "metrics.jsonl")
+    stage = directory.name.partition("-")[0]
+    spent = summary.get("flops_by_stage") or {stage: last.get("flops")}
+    row: dict[str, Any] = {
+        "run": directory.name,
+        "stage": stage,
+        "state": state_of(directory, status),
+        "model": OmegaConf.select(config, "model.name"),
+        "parameters": summary["parameters"]["without_embeddings"] if summary else parameters_of(config),
+        "step": last.get("step"),
+        "tokens": last.get("tokens"),
+        "loss": last.get("loss"),
+        **{f"{name}_flops": spent.get(name) for name in STAGES},
+        "wall_s": wall_s,
+        "parent": Path(OmegaConf.select(config, "parent") or "").name or None,
+        "code": status.get("code"),
+        "error": status.get("error"),
+        "directory": str(directory),
+        **dict(zip(("pass_at_1", "pass_at_1_split"), pass_at_1(directory))),
+        **{key: _plain(OmegaConf.select(config, key)) for key in keys},
+    }
+    if stage == "pretrain":
+        row |= {"pretrain_tokens": last.get("tokens"), "pretrain_loss": summary.get("validation/loss", validation)}
+    return row
+
+
+def _add_ancestor(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+    """Fill in what the row's ancestors know, where they are in the same folder: T, L, and the FLOPs of the earlier stages."""
+    seen = {row["run"]}
+    ancestor = rows.get(row["parent"])
+    while ancestor and ancestor["run"] not in seen:
+        seen.add(ancestor["run"])
+        for key in ("pretrain_tokens", "pretrain_loss", *(f"{stage}_flops" for stage in STAGES)):
+            if row.get(key) is None:
+                row[key] = ancestor.get(key)
+        ancestor = rows.get(ancestor["parent"])
+
+
+def state_of(directory: Path, status: dict[str, Any]) -> str:
+    state = status.get("state", "unknown")
+    return "killed" if state == "running" and not at_work(directory / "lock") else state
+
+
+def at_work(lock: Path) -> bool:
+    """Whether a process holds the run: its lock was touched a moment ago, and the process is not known to be dead.
+
+    The lock is only looked at: trying to take it would make a run that starts at the same moment believe that it is held.
+    """
+    try:
+        age_s = time.time() - lock.stat().st_mtime
+        holder = json.loads(lock.read_text() or "{}")
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists() and holder.get("boot") == boot.read_text().strip():
+        return Path(f"/proc/{holder['pid']}").exists()
+    return age_s < HEARTBEAT_STALE_S
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Any], float | None, float | None]:
+    """The last logged step, the last validation loss, and the seconds of work; a line cut short by a crash is passed over."""
+    last: dict[str, Any] = {}
+    validation, earlier_s, previous_s = None, 0.0, 0.0
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            last = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        validation = last.get("validation/loss", validation)
+        now_s = last.get("time/wall_s", previous_s)
+        if now_s < previous_s:  # the clock starts anew where the run was resumed
+            earlier_s += previous_s
+        previous_s = now_s
+    return last, validation, round(earlier_s + previous_s, 3) if last else None
+
+
+def parameters_of(config: DictConfig) -> int | None:
+    """N without embeddings, of a run that has no summary yet."""
+    model = OmegaConf.select(config, "model")
+    if model is None or not model.get("layers"):
+        return None
+    known = {field.name for field in fields(ModelConfig)}
+    return Cost.of(ModelConfig(**{key: value for key, value in model.items() if key in known})).parameters_without_embeddings
+
+
+def pass_at_1(directory: Path) -> tuple[float | None, str | None]:
+    """pass@1 over all puzzles by the line, and its split; of several evaluations of a split the one with the most samples."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted((directory / "evaluations").glob("[!.]*/passk.csv")):
+        table = pd.read_csv(path)
+        for row in table[(table["bin"] == "all") & (table["k"] == 1) & (table["verifier"] == "line")].itertuples():
+            found.setdefault(row.split, []).append((row.n_samples * row.n_puzzles, row.pass_at_k))
+    split = next((split for split in SPLITS if split in found), None)
+    return (max(found[split])[1], split) if split else (None, None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+# ---- command ----------------------------------------------------------------------------------------------------------------------------
+
+
+def shown(table: pd.DataFrame, keys: Sequence[str]) -> str:
+    """The table as text: N, T and FLOPs in short, the errors below it."""
+    short = {
+        "parameters": "{:.3g}", "pretrain_tokens": "{:.3g}", "rl_flops": "{:.3g}", "pretrain_loss": "{:.3f}", "loss": "{:.3f}",
+        "pass_at_1": "{:.3f}", "wall_s": "{:.0f}", "step": "{:.0f}",
+    }  # fmt: skip
+    names = {"parameters": "N", "pretrain_tokens": "T", "pretrain_loss": "L", "rl_flops": "RL FLOPs", "pass_at_1": "pass@1", "wall_s": "wall s"}
+    view = table[[*SHOWN, *keys]].copy()
+    for column in view.columns:
+        form = short.get(column, "{}")
+        view[column] = ["-" if _missing(value) else form.format(value) for value in table[column]]
+    errors = [f"{row.run}: {row.error}" for row in table.itertuples() if not _missing(row.error)]
+    return "\n".join([view.rename(columns=names).to_string(index=False), *errors])
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and pd.isna(value))
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse_settings(RunsSettings, arguments)
+    table = load_runs(settings.outputs, settings.keys)
+    print(shown(table, settings.keys) if len(table) else f"no runs below {settings.outputs}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
