@@ -132,11 +132,11 @@ def tokenizer_files(size: int) -> dict[str, Any]:
 
 
 def save_model(model: Transformer, folder: Path) -> None:
-    """Write the model folder atomically."""
+    """Write the model folder atomically; weights are fp32 whatever the precision."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
     write_json(temporary / "config.json", huggingface_config(model.config) | {"chessrl": asdict(model.config)})
     for name, content in tokenizer_files(model.config.vocabulary).items():

@@ -6,12 +6,13 @@ from typing import Any
 
 from chessrl.config import Config
 from chessrl.errors import UserError
+from chessrl.tracking import check_logger
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "world.name": ("endgame", "lichess"),
     "world.state": ("snapshot", "history"),
     "run.device": ("auto", "cpu", "cuda"),
-    "run.precision": ("fp32", "bf16"),
+    "run.precision": ("fp32", "bf16", "fp64"),
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
@@ -79,6 +80,7 @@ VOCABULARIES = (81, 85, 101)  # the released checkpoints', and ours
 
 def check_values(config: Config) -> None:
     """Raises UserError naming the key, its value and what is allowed."""
+    check_logger(config.logger)
     for path, allowed in CHOICES.items():
         if value_of(config, path) not in allowed:
             raise UserError(f"{path}={value_of(config, path)}: expected one of {', '.join(allowed)}")

@@ -6,6 +6,7 @@ Every command shares one schema (``chessrl.config.Config``) and one folder of pr
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from chessrl.errors import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 USER_ERROR_STATUS = 2
+STAGES = ("pretrain", "sft", "rl")  # commands that several processes can work on together
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -32,6 +34,7 @@ ConfigStore.instance().store(name="schema", node=Config)
 def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
+    check_processes(name, arguments)
     if not any(argument.startswith("-") for argument in arguments):
         try:
             compose(name, arguments)
@@ -50,6 +53,16 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max((status if status >= 0 else 128 - status for status in statuses), default=0))
+
+
+def check_processes(name: str, arguments: list[str]) -> None:
+    """Several processes (torchrun) work on one stage: anything else they would do several times over. Ends the process where they cannot."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if name not in STAGES:
+        fail(UserError(f"torchrun starts the stages {', '.join(STAGES)}: python -m starts all else, in one process"))
+    if any(argument in ("-m", "--multirun") for argument in arguments):
+        fail(UserError("torchrun starts one run: sweeps (-m) work with one process per run"))
 
 
 def fail(error: UserError) -> None:

@@ -29,10 +29,12 @@ import torch
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from chessrl.checkpoint import load_newest_state, save_state, write_atomically, write_json
+from chessrl import distributed
+from chessrl.checkpoint import load_newest_state, save_model, save_state, write_atomically, write_json
 from chessrl.config import Config, ModelConfig
 from chessrl.errors import UserError
-from chessrl.model import Cost
+from chessrl.model import Cost, Transformer
+from chessrl.tracking import TrackedRun, Tracker, open_tracker
 
 RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -99,7 +101,10 @@ def finished(directory: Path) -> bool:
 
 
 class Run:
-    """One stage's run directory, open for work. Use as a context manager: leaving it writes the status."""
+    """One stage's run directory, open for work. Use as a context manager: leaving it writes the status.
+
+    Of several processes (``chessrl.distributed``) only the first touches the directory's files, and all stop together.
+    """
 
     def __init__(self, stage: str, config: Config, identity: dict[str, Any]):
         self.stage, self.config, self.identity = stage, config, identity
@@ -114,6 +119,8 @@ class Run:
             torch.set_num_threads(config.run.threads)
         self._stop: int | None = None
         self._in_loop = False
+        self._stopped_together = False
+        self._tracker: Tracker | None = None
         self._saved = time.monotonic()
 
     @property
@@ -126,6 +133,13 @@ class Run:
         return finished(self.directory)
 
     def __enter__(self) -> Run:
+        with distributed.first_process_first():
+            if distributed.is_first():
+                self._open()
+        self._handlers = {number: signal.signal(number, self._note_signal) for number in STOP_SIGNALS}
+        return self
+
+    def _open(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = (self.directory / "lock").open("w")
         try:
@@ -136,14 +150,25 @@ class Run:
         write_atomically(self.directory / "config.yaml", resolved.encode())
         self._write_status("running")
         (self.directory / "error.log").unlink(missing_ok=True)
-        self._handlers = {number: signal.signal(number, self._note_signal) for number in STOP_SIGNALS}
         self._metrics = (self.directory / "metrics.jsonl").open("ab")
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._metrics.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if isinstance(error, distributed.ProcessLost):  # torchrun terminates what is left of the run: say what happened first
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._stopped_together:  # torchrun ends all processes as soon as one has ended: the first one closes its files before
+            with distributed.first_process_first():
+                self._close(kind, error)
+        else:
+            self._close(kind, error)
+
+    def _close(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        if not distributed.is_first():
+            return
+        self._metrics.close()
+        if self._tracker is not None:
+            self._tracker.finish(failed=error is not None)
         if error is None:
             self._write_status("completed")
         elif isinstance(error, Interrupted):
@@ -165,9 +190,13 @@ class Run:
     # -- metrics --
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl. A loss that is not finite ends the run."""
-        self._metrics.write((json.dumps({key: _plain(value) for key, value in metrics.items()}) + "\n").encode())
-        self._metrics.flush()
+        """Append one line to metrics.jsonl, and tell the tracker. A loss that is not finite ends the run."""
+        if distributed.is_first():
+            plain = {key: _plain(value) for key, value in metrics.items()}
+            self._metrics.write((json.dumps(plain) + "\n").encode())
+            self._metrics.flush()
+            if self._tracker is not None:
+                self._tracker.log(plain["step"], {key: value for key, value in plain.items() if key != "step" and value is not None})
         if not math.isfinite(float(metrics.get("loss", 0.0))):
             raise UserError(
                 f"{self.directory}: the loss at step {metrics['step']} is {metrics['loss']}: lower the learning rate or use precision=fp32"
@@ -178,7 +207,9 @@ class Run:
     def loop(self, step: int, steps: int) -> Iterator[int]:
         """Steps ``step + 1`` to ``steps`` with a bar and its ETA. From here on a stop signal waits for ``checkpoint``."""
         self._in_loop = True
-        yield from tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0)
+        yield from tqdm(
+            range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0, disable=not distributed.is_first()
+        )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         os.fsync(self._metrics.fileno())
@@ -186,31 +217,60 @@ class Run:
         self._saved = time.monotonic()
 
     def resume(self) -> dict[str, Any] | None:
-        """The newest whole state, with the metrics cut back to its step; None at a fresh start."""
+        """The newest whole state, with the metrics cut back to its step; None at a fresh start. From here on the tracker is told."""
         state = load_newest_state(self.directory / "state", torch.device("cpu"))
-        self._metrics.truncate(state["metrics_bytes"] if state else 0)
-        self._metrics.seek(0, os.SEEK_END)
+        step = state["step"] if state else 0
+        distributed.check_same("the step to go on from", step)
+        if distributed.is_first():
+            seen = last_logged_step(self.directory / "metrics.jsonl")
+            self._metrics.truncate(state["metrics_bytes"] if state else 0)
+            self._metrics.seek(0, os.SEEK_END)
+            tracked = TrackedRun(self.directory, self.run_id, asdict(self.config), first_step=step + 1, seen=seen)
+            self._tracker = open_tracker(self.config.logger, tracked)
         return state
 
     def checkpoint(self, step: int, last: bool, state: Any) -> None:
-        """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end."""
+        """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end.
+
+        A signal to any of several processes stops all of them, at the same step.
+        """
         settings = self.config.run
         due = step % settings.checkpoint_steps == 0 or time.monotonic() - self._saved > settings.checkpoint_seconds
-        if due or last or self._stop is not None:
+        stop = int(distributed.maximum(self._stop or 0))
+        if (due or last or stop) and distributed.is_first():
             self.save(step, state())
-        if self._stop is not None and not last:
-            raise Interrupted(self._stop)
+        if stop and not last:
+            self._stopped_together = True
+            raise Interrupted(stop)
+
+    def export(self, model: Transformer, name: str) -> None:
+        """Write a model folder below the run directory."""
+        if distributed.is_first():
+            save_model(model, self.directory / name)
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a JSON file into the run directory."""
+        if distributed.is_first():
+            write_json(self.directory / name, value)
 
     def summarise(self, model: ModelConfig, parents: dict[str, str], values: dict[str, Any]) -> None:
         """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values."""
         cost = Cost.of(model)
         parameters = {"total": cost.parameters, "without_embeddings": cost.parameters_without_embeddings}
         content = {"stage": self.stage, "run_id": self.run_id, "parents": parents, "parameters": parameters, "model": asdict(model)}
-        write_json(self.directory / "summary.json", content | {key: _plain(value) for key, value in values.items()})
+        self.write("summary.json", content | {key: _plain(value) for key, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def last_logged_step(path: Path) -> int:
+    """The step of the last whole line of a metrics file, 0 where there is none."""
+    if not path.exists():
+        return 0
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    return json.loads(whole.rpartition(b"\n")[2])["step"] if whole else 0
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
