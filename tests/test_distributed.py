@@ -29,9 +29,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 HANG_SECONDS = 120  # a run that takes longer hangs: far below the timeout of a collective operation
 
 STEPS = 20
+# At a rate of 0.01 this fine-tuning multiplies rounding by ten at every step (so do two sizes of micro-batch in one process): it proves nothing.
 EXACT = {
     "pretrain": ["run.precision=fp64", "pretrain.tokens=20000", "pretrain.batch_tokens=1000"],
-    "sft": ["run.precision=fp64", "sft.epochs=6", "sft.batch_tokens=500"],
+    "sft": ["run.precision=fp64", "sft.epochs=6", "sft.batch_tokens=500", "sft.optimizer.lr=0.001"],
     "rl": ["run.precision=fp64", f"rl.steps={STEPS}", "algorithm.minibatches=2"],
 }
 FIRST_STEP = {"pretrain": ["pretrain.tokens=2000"], "sft": ["sft.epochs=1"], "rl": ["rl.steps=1"]}
@@ -177,7 +178,7 @@ def test_only_the_first_process_writes_and_speaks(outcomes):
 LONG = ["pretrain.batch_tokens=1000", "pretrain.tokens=10_000_000", "pretrain.allow_repeats=true"]
 
 
-@pytest.mark.parametrize("victim", ["1", "0"])
+@pytest.mark.parametrize("victim", ["1", pytest.param("0", marks=pytest.mark.long)])
 def test_a_dead_process_ends_the_run_with_a_clear_message_and_it_goes_on(victim, tiny_runs, tmp_path):
     outputs = tiny.share_data(tmp_path, tiny_runs)
     sizes = ["run.checkpoint_steps=2", "pretrain.batch_tokens=1000"]
