@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from chessrl import distributed
 from chessrl.checkpoint import load_newest_state
 from chessrl.run import Run, digest
 
@@ -30,22 +31,32 @@ def family_folder(run: Run, warmup: int) -> str:
 
 def begin_from_family(run: Run, warmup: int, stable: int) -> dict[str, Any] | None:
     """The state of a sibling run furthest on within the ``stable`` steps, with its metrics and its kept models taken over; None without one."""
-    states = sorted(run.directory.parent.glob(f"*/{family_folder(run, warmup)}/step-*.pt"), key=_step_of, reverse=True)
-    for path in states:
-        if _step_of(path) > stable or path.parents[1] == run.directory:
-            continue
-        state = load_newest_state(path.parent, torch.device("cpu"))
-        if state is None:  # damaged: said so
-            continue
-        sibling = path.parents[1]
-        with (sibling / "metrics.jsonl").open("rb") as file:
-            run.take_metrics(file.read(state["metrics_bytes"]))
+    with distributed.first_process_first():  # which drops states that cannot be used
+        sibling, state = _find_sibling(run, family_folder(run, warmup), stable)
+    distributed.check_same("the step to branch off at", state["step"] if state else 0)
+    if sibling is None or state is None:
+        return None
+    with (sibling / "metrics.jsonl").open("rb") as file:
+        run.take_metrics(file.read(state["metrics_bytes"]))
+    if distributed.is_first():
         for model in sibling.glob("models/step-*"):
             if int(model.name.removeprefix("step-")) <= state["step"]:
                 shutil.copytree(model, run.directory / "models" / model.name, dirs_exist_ok=True)
         tqdm.write(f"{run.stage}: steps 1 to {state['step']} are those of {sibling}, going on from there")
-        return state
-    return None
+    return state
+
+
+def _find_sibling(run: Run, folder: str, stable: int) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    """The directory of the sibling run with the state furthest on within the ``stable`` steps, and that state."""
+    for path in sorted(run.directory.parent.glob(f"*/{folder}/step-*.pt"), key=_step_of, reverse=True):
+        sibling = path.parents[1]
+        if _step_of(path) > stable or sibling == run.directory:
+            continue
+        held = (sibling / "metrics.jsonl").stat().st_size
+        state = load_newest_state(path.parent, torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)  # noqa: B023  called at once
+        if state is not None:  # else damaged: said so
+            return sibling, state
+    return None, None
 
 
 def _step_of(state: Path) -> int:

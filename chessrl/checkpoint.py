@@ -148,11 +148,11 @@ def tokenizer_files(size: int) -> dict[str, Any]:
 
 
 def save_model(model: Transformer, folder: Path) -> None:
-    """Write the model folder atomically."""
+    """Write the model folder atomically; weights are fp32 whatever the precision."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.state_dict().items()}
     try:
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:

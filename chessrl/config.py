@@ -65,7 +65,7 @@ class RunConfig:
     """How a run is carried out. ``precision`` and the kind of device found enter its identity."""
 
     device: str = local("auto")  # auto, cpu, cuda
-    precision: str = "fp32"  # fp32, or bf16 (autocast with fp32 weights)
+    precision: str = "fp32"  # fp32, bf16 (autocast with fp32 weights), or fp64 (slow: for exact comparisons)
     threads: int = local(0)  # CPU threads; 0 leaves torch's default
     micro_batch_tokens: int = local(
         0
@@ -270,4 +270,5 @@ class Config:
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
     parent: str = ""
     outputs: str = "outputs"  # run directories go below this folder
+    logger: str = local("none")  # a tracker beside metrics.jsonl: none, tensorboard, trackio, wandb (each to be installed)
     runs: list[str] = field(default_factory=list)  # run directories that an analysis reads

@@ -8,12 +8,13 @@ from typing import Any
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
+from chessrl.tracking import check_logger
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "world.name": ("endgame", "lichess"),
     "world.state": ("snapshot", "history"),
     "run.device": ("auto", "cpu", "cuda"),
-    "run.precision": ("fp32", "bf16"),
+    "run.precision": ("fp32", "bf16", "fp64"),
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
@@ -102,7 +103,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
         for key, bounds in {
             **{name: (0, None) for name in ("lr", "lr_exponent", "weight_decay")},
             **{name: (0, 1) for name in ("warmup_ratio", "min_lr_ratio", "decay_ratio")},
-            **{name: (0, 1 - 1e-9) for name in ("beta1", "beta2")},
+            "beta1": (0, 0.9999),
+            "beta2": (0, 0.999999),
             "lr_reference": (1, None),
             "clip": (1e-9, None),
         }.items()
@@ -122,6 +124,7 @@ VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 
 def check_values(config: Config) -> None:
     """Raises UserError naming the key, its value and what is allowed."""
+    check_logger(config.logger)
     for path, allowed in CHOICES.items():
         if value_of(config, path) not in allowed:
             raise UserError(f"{path}={value_of(config, path)}: expected one of {', '.join(allowed)}")

@@ -30,6 +30,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SWEEP_FLAGS = {"-m", "--multirun"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
+STAGES = ("pretrain", "sft", "rl")  # commands that several processes can work on together
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -38,6 +39,7 @@ ConfigStore.instance().store(name="schema", node=Config)
 def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
+    check_processes(name, arguments)
     if not any(argument.startswith("-") for argument in arguments):
         try:
             compose(name, arguments)
@@ -80,7 +82,7 @@ def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig,
         except Interrupted as stop:
             status, message = 128 + stop.number, f"{name}: {stop}; the same command goes on from there"
         if message:
-            print(message, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr if message.startswith("error: ") else sys.stdout, flush=True)
     if received and status:
         call_earlier(received[0])
     return status, message.removeprefix("error: ")
@@ -117,6 +119,16 @@ def is_sweep(arguments: list[str]) -> bool:
 def shell_status(status: int) -> int:
     """The status that a shell gives: 128 + the signal's number for a process that a signal ended."""
     return status if status >= 0 else 128 - status
+
+
+def check_processes(name: str, arguments: list[str]) -> None:
+    """Several processes (torchrun) work on one stage: anything else they would do several times over. Ends the process where they cannot."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if name not in STAGES:
+        fail(UserError(f"torchrun starts the stages {', '.join(STAGES)}: python -m starts all else, in one process"))
+    if any(argument in ("-m", "--multirun") for argument in arguments):
+        fail(UserError("torchrun starts one run: sweeps (-m) work with one process per run"))
 
 
 def fail(error: UserError) -> NoReturn:

@@ -129,7 +129,7 @@ class Trunk(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Decoder-only language model. ``precision`` "bf16" computes under autocast with fp32 weights."""
+    """Decoder-only language model. ``precision`` "bf16" computes under autocast with fp32 weights; "fp64" is for exact comparisons."""
 
     def __init__(self, config: ModelConfig, precision: str = "fp32"):
         super().__init__()
@@ -139,6 +139,8 @@ class Transformer(nn.Module):
         self.precision = precision
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        if precision == "fp64":
+            self.double()
 
     @property
     def device(self) -> torch.device:
@@ -210,8 +212,8 @@ def build_model(config: ModelConfig, *, seed: int, precision: str = "fp32", devi
 
 
 def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
-    """The fp32 logits that are sampled from and scored: temperature is applied here and nowhere else."""
-    return logits.float() / temperature
+    """The logits, fp32 or more, that are sampled from and scored: temperature is applied here and nowhere else."""
+    return (logits if logits.dtype == torch.float64 else logits.float()) / temperature
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,12 +29,14 @@ import torch
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from chessrl.checkpoint import load_newest_state, save_state, write_atomically, write_json
+from chessrl import distributed
+from chessrl.checkpoint import load_newest_state, save_model, save_state, write_atomically, write_json
 from chessrl.config import Config, ModelConfig
 from chessrl.errors import UserError, make_folder
 from chessrl.lock import Lock
-from chessrl.model import Cost
+from chessrl.model import Cost, Transformer
 from chessrl.signals import Interrupted, stop_signals
+from chessrl.tracking import TrackedRun, Tracker, open_tracker
 
 RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
 
@@ -101,6 +103,8 @@ class Run:
 
     Entering takes the directory's lock (``run.wait`` decides between waiting and a UserError). A run that another process finished meanwhile
     is ``finished`` on entering and stays as it is.
+
+    Of several processes (``chessrl.distributed``) only the first touches the directory's files, and all stop together.
     """
 
     def __init__(self, stage: str, config: Config, identity: dict[str, Any]):
@@ -117,6 +121,8 @@ class Run:
         self._stop: int | None = None
         self._patient = True  # a stop signal is only noted: while the directory is opened and closed, and within the step loop
         self._in_loop = self._closing = False
+        self._stopped_together = False
+        self._tracker: Tracker | None = None
         self._saved = time.monotonic()
 
     @property
@@ -128,40 +134,55 @@ class Run:
     def finished(self) -> bool:
         return finished(self.directory)
 
+    @property
+    def _metrics_path(self) -> Path:
+        return self.directory / "metrics.jsonl"
+
     def __enter__(self) -> Run:
-        make_folder(self.directory, "outputs")
-        with ExitStack() as opened:
-            lock = Lock(self.directory / "lock", str(self.directory))
-            lock.acquire(wait=self.config.run.wait)
-            opened.callback(lock.release)
-            self._lock = lock
+        with distributed.first_process_first(), ExitStack() as opened:
+            if distributed.is_first():
+                make_folder(self.directory, "outputs")
+                self._lock = Lock(self.directory / "lock", str(self.directory))
+                self._lock.acquire(wait=self.config.run.wait)
+                opened.callback(self._lock.release)
             self._patient, self._stop, self._entered_finished = True, None, self.finished
             opened.enter_context(stop_signals(self._note_signal))
-            if not self._entered_finished:
-                resolved = OmegaConf.to_yaml(OmegaConf.structured(self.config), resolve=True)
-                write_atomically(self.directory / "config.yaml", resolved.encode())
-                self._write_status("running")
-                (self.directory / "error.log").unlink(missing_ok=True)
-                # Unbuffered: what the disk has no room for must fail in ``log`` and not at the closing.
-                self._metrics = opened.enter_context((self.directory / "metrics.jsonl").open("ab", buffering=0))
+            if distributed.is_first() and not self._entered_finished:
+                self._begin(opened)
             self._patient = False
             if self._stop is not None:
                 raise Interrupted(self._stop)
             self._opened = opened.pop_all()
         return self
 
+    def _begin(self, opened: ExitStack) -> None:
+        resolved = OmegaConf.to_yaml(OmegaConf.structured(self.config), resolve=True)
+        write_atomically(self.directory / "config.yaml", resolved.encode())
+        self._write_status("running")
+        (self.directory / "error.log").unlink(missing_ok=True)
+        # Unbuffered: what the disk has no room for must fail in ``log`` and not at the closing.
+        self._metrics = opened.enter_context(self._metrics_path.open("ab", buffering=0))
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._patient, self._closing = True, True
         with self._opened:
             if self._entered_finished:
                 return
-            self._lock.check()
-            if error is None:
-                self._write_status("completed")
-            elif isinstance(error, Interrupted):
-                self._write_status("interrupted", str(error))
-            else:
-                self._note_failure(error)
+            # torchrun ends all processes as soon as one has ended: the first one closes its files before.
+            with distributed.first_process_first() if self._stopped_together else nullcontext():
+                if distributed.is_first():
+                    self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._tracker is not None:
+            self._tracker.finish(failed=error is not None)
+        self._lock.check()
+        if error is None:
+            self._write_status("completed")
+        elif isinstance(error, Interrupted):
+            self._write_status("interrupted", str(error))
+        else:
+            self._note_failure(error)
 
     def _note_failure(self, error: BaseException) -> None:
         try:
@@ -184,22 +205,33 @@ class Run:
     # -- metrics --
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl. A loss that is not finite ends the run."""
-        self._lock.check()
-        line = (json.dumps({key: _plain(value) for key, value in metrics.items()}) + "\n").encode()
-        while line:  # a full disk takes a part of it first
-            line = line[self._metrics.write(line) :]
+        """Append one line to metrics.jsonl, and tell the tracker. A loss that is not finite ends the run."""
+        if distributed.is_first():
+            self._lock.check()
+            plain = {key: _plain(value) for key, value in metrics.items()}
+            self._append((json.dumps(plain) + "\n").encode())
+            self._tell_tracker(plain)
         if not math.isfinite(float(metrics.get("loss", 0.0))):
             raise UserError(
                 f"{self.directory}: the loss at step {metrics['step']} is {metrics['loss']}: lower the learning rate or use precision=fp32"
             )
+
+    def _append(self, lines: bytes) -> None:
+        while lines:  # a full disk takes a part of it first
+            lines = lines[self._metrics.write(lines) :]
+
+    def _tell_tracker(self, metrics: dict[str, Any]) -> None:
+        if self._tracker is not None:
+            self._tracker.log(metrics["step"], {key: value for key, value in metrics.items() if key != "step" and value is not None})
 
     # -- state --
 
     def loop(self, step: int, steps: int) -> Iterator[int]:
         """Steps ``step + 1`` to ``steps`` with a bar and its ETA. From here on a stop signal waits for ``checkpoint``."""
         self._patient = self._in_loop = True
-        yield from tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0)
+        yield from tqdm(
+            range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0, disable=not distributed.is_first()
+        )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         self.keep("state", step, state)
@@ -207,43 +239,76 @@ class Run:
 
     def keep(self, folder: str, step: int, state: dict[str, Any]) -> None:
         """Write the state to ``folder`` of the run directory."""
-        self._lock.check()
-        os.fsync(self._metrics.fileno())
-        save_state(self.directory / folder, step, state | {"metrics_bytes": self._metrics.tell()})
+        if distributed.is_first():
+            self._lock.check()
+            os.fsync(self._metrics.fileno())
+            save_state(self.directory / folder, step, state | {"metrics_bytes": self._metrics.tell()})
 
     def resume(self) -> dict[str, Any] | None:
-        """The newest whole state, with the metrics cut back to its step; None at a fresh start."""
-        held = os.fstat(self._metrics.fileno()).st_size
-        state = load_newest_state(self.directory / "state", torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)
-        self._metrics.truncate(state["metrics_bytes"] if state else 0)
-        self._metrics.seek(0, os.SEEK_END)
+        """The newest whole state, with the metrics cut back to its step; None at a fresh start. From here on the tracker is told."""
+        with distributed.first_process_first():  # which drops states that cannot be used
+            held = self._metrics_path.stat().st_size
+            state = load_newest_state(self.directory / "state", torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)
+        step = state["step"] if state else 0
+        distributed.check_same("the step to go on from", step)
+        if distributed.is_first():
+            seen = last_logged_step(self._metrics_path)
+            self._metrics.truncate(state["metrics_bytes"] if state else 0)
+            self._metrics.seek(0, os.SEEK_END)
+            tracked = TrackedRun(self.directory, self.run_id, asdict(self.config), first_step=step + 1, seen=seen)
+            self._tracker = open_tracker(self.config.logger, tracked)
         return state
 
     def take_metrics(self, lines: bytes) -> None:
-        """Begin with the metrics of the run that this one branches off."""
-        self._metrics.truncate(0)
-        self._metrics.write(lines)
-        self._metrics.flush()
+        """Begin with the metrics of the run that this one branches off, in the tracker as well."""
+        if distributed.is_first():
+            self._metrics.truncate(0)
+            self._append(lines)
+            for line in lines.splitlines():
+                self._tell_tracker(json.loads(line))
 
     def checkpoint(self, step: int, last: bool, state: Callable[[], dict[str, Any]]) -> None:
-        """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end."""
+        """Save ``state()`` when it is due, when asked to stop (then raise Interrupted), and at the end.
+
+        A signal to any of several processes stops all of them, at the same step.
+        """
         settings = self.config.run
         due = step % settings.checkpoint_steps == 0 or time.monotonic() - self._saved > settings.checkpoint_seconds
-        if due or last or self._stop is not None:
+        stop = int(distributed.maximum(self._stop or 0))
+        if due or last or stop:
             self.save(step, state())
-        if self._stop is not None and not last:
-            raise Interrupted(self._stop)
+        if stop and not last:
+            self._stopped_together = True
+            raise Interrupted(stop)
+
+    def export(self, model: Transformer, name: str) -> None:
+        """Write a model folder below the run directory."""
+        if distributed.is_first():
+            save_model(model, self.directory / name)
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a JSON file into the run directory."""
+        if distributed.is_first():
+            write_json(self.directory / name, value)
 
     def summarise(self, model: ModelConfig, parents: dict[str, str], values: dict[str, Any]) -> None:
         """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values."""
         cost = Cost.of(model)
         parameters = {"total": cost.parameters, "without_embeddings": cost.parameters_without_embeddings}
         content = {"stage": self.stage, "run_id": self.run_id, "parents": parents, "parameters": parameters, "model": asdict(model)}
-        write_json(self.directory / "summary.json", content | {key: _plain(value) for key, value in values.items()})
+        self.write("summary.json", content | {key: _plain(value) for key, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def last_logged_step(path: Path) -> int:
+    """The step of the last whole line of a metrics file, 0 where there is none."""
+    if not path.exists():
+        return 0
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    return json.loads(whole.rpartition(b"\n")[2])["step"] if whole else 0
 
 
 def read_summary(directory: Path) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class _Sampler:
         logprobs = scaled_logits(logits, temperature or 1.0).log_softmax(-1)
         token = logprobs.argmax(-1) if temperature == 0 else draw(logprobs, combine(walk.key, place))
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return token, logprobs.gather(1, token[:, None]).squeeze(1), entropy
+        return token, logprobs.gather(1, token[:, None]).squeeze(1).float(), entropy.float()
 
     def _move_ends_before(self, walk: _Walk, token: Tensor, running: Tensor) -> Tensor | None:
         if self.settings.protocol != "game":

@@ -43,6 +43,7 @@ def stop_at_once(number: int) -> None:
 @contextmanager
 def stop_signals(note: Callable[[int], None] = stop_at_once) -> Iterator[list[int]]:
     """Within it a stop signal calls ``note(number)``; afterwards the handlers are as before. Contexts nest: the innermost one decides.
+    A signal that is ignored meanwhile stays so: the process is about to end by itself.
 
     Yields the list of the signals received while it or one within it stood.
     """
@@ -54,7 +55,8 @@ def stop_signals(note: Callable[[int], None] = stop_at_once) -> Iterator[list[in
         yield received
     finally:
         for number, handler in zip(STOP_SIGNALS, handlers):
-            signal.signal(number, handler.earlier)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler.earlier)
 
 
 def call_earlier(number: int) -> None:

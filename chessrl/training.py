@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chessrl import notation
+from chessrl import distributed, notation
 from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
-from chessrl.run import RUN_DIRECTORY_FILE, Run
+from chessrl.run import RUN_DIRECTORY_FILE, Run, resolve_device
 from chessrl.signals import Interrupted, stop_signals
 
 GIVEN = 0  # the part of an example that carries no loss
@@ -67,7 +67,8 @@ def stable_steps(config: OptimizerConfig, steps: int) -> int:
 
 
 def optimizer_step(model: Transformer, optimizer: torch.optim.AdamW, rate: float, clip: float) -> Tensor:
-    """Clip, step, clear the gradients; returns the gradient norm before clipping."""
+    """Sum the processes' gradients, clip, step, clear the gradients; returns the gradient norm before clipping."""
+    distributed.sum_gradients(model)
     for group in optimizer.param_groups:
         group["lr"] = rate
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -109,6 +110,13 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
+def own_micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """The micro-batches of the rows that fall to this process: of several, each takes every so many-th row by length."""
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    own = order[distributed.rank() :: distributed.size()]
+    return [[own[index] for index in group] for group in micro_batches([lengths[place] for place in own], budget)]
+
+
 def pad(sequences: Sequence[np.ndarray | Sequence[int]], value: int, device: torch.device) -> Tensor:
     """Right-padded int64 tensor (rows, longest)."""
     padded = np.full((len(sequences), max(map(len, sequences))), value, np.int64)
@@ -147,12 +155,16 @@ class PartLosses:
 
 
 def accumulate_gradient(model: Transformer, examples: Sequence[Example], budget: int) -> PartLosses:
-    """Add the gradient of the mean loss over all trained tokens of ``examples``, whatever the micro-batches of ``budget`` padded tokens."""
+    """Add the gradient of the mean loss over all trained tokens of ``examples``, whatever the micro-batches of ``budget`` padded tokens.
+
+    Of several processes each adds its share's part of that gradient; the losses are of all ``examples``.
+    """
     losses = PartLosses(np.zeros(PARTS), _part_counts(examples))
     for tokens, parts in _padded_micro_batches(examples, budget, model.device):
         nats = -next_token_logprobs(model, tokens)
         ((nats * (parts != GIVEN)).sum() / losses.trained).backward()
         losses.sums += _sums_by_part(nats.detach(), parts)
+    distributed.sum_array(losses.sums)
     return losses
 
 
@@ -162,12 +174,13 @@ def evaluate_losses(model: Transformer, examples: Sequence[Example], budget: int
     losses = PartLosses(np.zeros(PARTS), _part_counts(examples))
     for tokens, parts in _padded_micro_batches(examples, budget, model.device):
         losses.sums += _sums_by_part(-next_token_logprobs(model, tokens), parts)
+    distributed.sum_array(losses.sums)
     return losses
 
 
 def _padded_micro_batches(examples: Sequence[Example], budget: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """(tokens (B, T), parts of the targets (B, T - 1)) of each micro-batch."""
-    for places in micro_batches([len(example.tokens) for example in examples], budget):
+    """(tokens (B, T), parts of the targets (B, T - 1)) of each of this process's micro-batches."""
+    for places in own_micro_batches([len(example.tokens) for example in examples], budget):
         tokens = pad([examples[place].tokens for place in places], notation.PAD, device)
         yield tokens, pad([examples[place].parts for place in places], GIVEN, device)[:, 1:]
 
@@ -240,14 +253,23 @@ class TrainingState:
         self.counters = Counters(**state["counters"])
 
 
+def start_stage(stage: str, config: Config, identity: Callable[[Config], dict[str, Any]], work: Callable[[Run], None]) -> int:
+    """``run_stage`` of one process, or of the several that torchrun started; the first one makes the data that the others find."""
+    with distributed.joined(resolve_device(config.run.device)):
+        with distributed.first_process_first():
+            identified = identity(config)
+        return run_stage(stage, config, identified, work)
+
+
 def run_stage(stage: str, config: Config, identity: dict[str, Any], work: Callable[[Run], None]) -> int:
     """Skip a finished run, otherwise carry ``work`` out in its directory. Returns the exit status; prints where the run is."""
     run = Run(stage, config, identity)
-    if RUN_DIRECTORY_FILE in os.environ:
+    distributed.check_same("the run", run.run_id)
+    if RUN_DIRECTORY_FILE in os.environ and distributed.is_first():
         Path(os.environ[RUN_DIRECTORY_FILE]).write_text(str(run.directory))
     try:
-        with stop_signals(), nullcontext() if run.finished else run:
-            if finished := run.finished:  # before, or by the process that was waited for
+        with stop_signals(), nullcontext() if distributed.gather(run.finished)[0] else run:
+            if finished := distributed.gather(run.finished)[0]:  # before, or by the process that was waited for
                 print(f"{stage}: {run.directory} is finished, skipped (rerun: run.rerun=true)", flush=True)
             else:
                 work(run)

@@ -5,10 +5,10 @@ from chessrl.launch import launch
 
 
 def work(config: Config) -> int:
-    from chessrl.training import run_stage  # torch is imported only when there is work: --help stays quick
+    from chessrl.training import start_stage  # torch is imported only when there is work: --help stays quick
     from pretrain.train import identity, train
 
-    return run_stage("pretrain", config, identity(config), train)
+    return start_stage("pretrain", config, identity, train)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from chessrl import notation, world
 from chessrl.branches import begin_from_family, family_folder
 from chessrl.budgets import resolve_pretraining
-from chessrl.checkpoint import save_model
 from chessrl.config import Config
 from chessrl.corpus import Corpus
 from chessrl.errors import UserError
@@ -80,11 +79,11 @@ def train(run: Run) -> None:
             tqdm.write(f"pretrain step {step}/{steps}: loss {losses.mean:.4f}, validation {validation_loss:.4f} nats per move token")
         run.log(metrics)
         if step in settings.save_steps:
-            save_model(model, run.directory / "models" / f"step-{step}")
+            run.export(model, f"models/step-{step}")
         if branching and step == stable:
             run.keep(family_folder(run, warmup), step, state.state_dict())
         run.checkpoint(step, step == steps, state.state_dict)
-    save_model(model, run.directory / "model")
+    run.export(model, "model")
     if validation_loss is None:  # resumed after the last step
         validation_loss = evaluate_losses(model, held_out, run.micro_batch_tokens).mean
     values = {

@@ -1,6 +1,7 @@
 """The RL loop: sample episodes, pay them, update the policy.
 
-The way of a rollout: puzzles of the step -> ``sampler.rollout`` (tokens, policy mask, log-probabilities, outcome) -> ``rewards`` (B,) ->
+The way of a rollout: puzzles of the step -> ``sampler.rollout`` (tokens, policy mask, log-probabilities, outcome; of several processes each
+samples some groups, and ``gathering`` gives all of them to all) -> ``rewards`` (B,) ->
 ``objective.group_advantages`` (prompts, group) -> ``update.build_batch`` -> reference log-probabilities -> ``update.update``.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
-from chessrl import world
+from chessrl import distributed, world
 from chessrl.budgets import resolve_rl, rl_passes
-from chessrl.checkpoint import load_model, save_model
+from chessrl.checkpoint import load_model
 from chessrl.config import AlgorithmConfig, Config
 from chessrl.environment import Environment
 from chessrl.errors import UserError
@@ -25,6 +27,7 @@ from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_de
 from chessrl.sampler import NO_END_THINK, Rollout, SamplingSettings, rollout
 from chessrl.training import Counters, Stopwatch, TrainingState, build_optimizer, learning_rate, shuffled
 from chessrl.verifier import engine_identity, environment_of
+from rl.gathering import gathered
 from rl.objective import group_advantages
 from rl.rewards import check_reward, reward_parts, total_reward
 from rl.update import Batch, build_batch, score, update
@@ -57,6 +60,11 @@ def check(config: Config) -> None:
         raise UserError(
             f"rl.prompts={config.rl.prompts} is more than the {available} puzzles of rl.bins={config.rl.bins}: lower it, or allow more bins"
         )
+    if distributed.size() > min(config.rl.prompts, config.rl.validation_puzzles):
+        raise UserError(
+            f"rl.prompts={config.rl.prompts} and rl.validation_puzzles={config.rl.validation_puzzles}: expected at least the number of "
+            f"processes, {distributed.size()}, since each takes whole groups"
+        )
     if config.algorithm.minibatches > config.rl.prompts:
         raise UserError(
             f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group"
@@ -71,8 +79,9 @@ def train(run: Run) -> None:
     reference = load_model(parent / "model", precision=config.run.precision, device=run.device).requires_grad_(False)
     cost = Cost.of(model.config)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
-    validation = world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles]
-    environment, verifier = environment_of(config, puzzles, config.reward.accept)
+    validation = distributed.portion(world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles])
+    with distributed.first_process_first():  # which fills the cache of engine labels
+        environment, verifier = environment_of(config, puzzles, config.reward.accept)
     environment = environment.to(run.device)
     validation_environment = environment_of(config, validation, "line")[0].to(run.device)
     prompts = [prompt_tokens(puzzle, config.world.state, think=settings.protocol == "think") for puzzle in puzzles]
@@ -86,7 +95,8 @@ def train(run: Run) -> None:
         sampling = SamplingSettings(
             settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl", step=step
         )
-        episodes = rollout(model, environment, chosen, [prompts[index] for index in chosen], algorithm.group, sampling)
+        own = distributed.portion(chosen)
+        episodes = gathered(rollout(model, environment, own, [prompts[index] for index in own], algorithm.group, sampling))
         parts = reward_parts(episodes, config.reward.weights)
         rewards = total_reward(parts, config.reward.weights).view(-1, algorithm.group)
         batch = build_batch(episodes, group_advantages(rewards, algorithm.advantage, algorithm.std_floor).flatten())
@@ -114,9 +124,9 @@ def train(run: Run) -> None:
             )
         run.log(metrics)
         if step in settings.save_steps:
-            save_model(model, run.directory / "models" / f"step-{step}")
+            run.export(model, f"models/step-{step}")
         run.checkpoint(step, step == settings.steps, state.state_dict)
-    save_model(model, run.directory / "model")
+    run.export(model, "model")
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]} | verifier
     values["tokens_per_sequence"] = state.counters.tokens / (state.step * settings.prompts * algorithm.group)
@@ -168,10 +178,11 @@ def rollout_metrics(episodes: Rollout, parts: dict[str, Tensor], rewards: Tensor
 
 
 def validate(model: Transformer, environment: Environment, puzzles: list[Puzzle], config: Config) -> float:
-    """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step."""
+    """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step. ``puzzles``: this process's share."""
     settings = config.rl
     sampling = SamplingSettings(
         settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation"
     )
     table = sample_policy(model, environment, puzzles, config.world.state, settings.validation_samples, sampling, config.evaluate.batch)
-    return float(table["solved"].mean())
+    solved, samples = distributed.sum_array(np.array([table["solved"].sum(), len(table)], np.float64))
+    return float(solved / samples)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from chessrl import notation
+from chessrl import distributed, notation
 from chessrl.config import AlgorithmConfig, OptimizerConfig
 from chessrl.model import Transformer
 from chessrl.sampler import Rollout
-from chessrl.training import micro_batches, next_token_logprobs, optimizer_step
+from chessrl.training import next_token_logprobs, optimizer_step, own_micro_batches
 from rl.objective import token_terms, token_weights
+
+MEASURES = ("loss", "kl", "clip_ratio/low", "clip_ratio/high", "sampling/logp_difference/mean")  # sums over a minibatch's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,11 @@ def build_batch(rollout: Rollout, advantages: Tensor) -> Batch:
 def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> Tensor:
     """Log-probabilities (B, L - 1) of the batch's tokens under ``model``, 0 in the padding."""
     scores = torch.zeros_like(batch.sampled)
-    for places in micro_batches(batch.lengths.tolist(), budget):
+    for places in own_micro_batches(batch.lengths.tolist(), budget):
         part = batch.rows(places)
-        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = next_token_logprobs(
-            model, part.tokens, temperature
-        )
-    return scores
+        logprobs = next_token_logprobs(model, part.tokens, temperature)
+        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = logprobs.to(scores.dtype)
+    return distributed.sum_tensor(scores)
 
 
 def minibatches(prompts: int, group: int, parts: int, seed: int, step: int, epoch: int) -> list[np.ndarray]:
@@ -93,13 +93,15 @@ def accumulate_gradient(
 ) -> dict[str, float]:
     """Add the gradient of one minibatch, the same for every size of micro-batch: weights are fixed over the whole before it is cut up.
 
+    Of several processes each adds its share's part of that gradient; the measures are of the whole minibatch.
+
     Returns means over the policy's tokens: loss (weighted as in the objective), kl, entropy aside, clip shares, drift from the sampler.
     """
     weights = token_weights(batch.policy, algorithm.loss_norm, algorithm.loss_budget)
     tokens = int(batch.policy.sum())
-    sums: dict[str, float] = defaultdict(float)
+    sums = dict.fromkeys(MEASURES, 0.0)
     drift = 0.0
-    for places in micro_batches(batch.lengths.tolist(), budget):
+    for places in own_micro_batches(batch.lengths.tolist(), budget):
         part, index = batch.rows(places), torch.as_tensor(places, device=batch.tokens.device)
         width = part.sampled.shape[1]
         logprobs = next_token_logprobs(model, part.tokens, temperature)
@@ -113,7 +115,8 @@ def accumulate_gradient(
         sums["clip_ratio/low"] += (terms.clipped_low & part.policy).sum().item() / tokens
         sums["clip_ratio/high"] += (terms.clipped_high & part.policy).sum().item() / tokens
         sums["sampling/logp_difference/mean"] += difference.sum().item() / tokens
-    return dict(sums) | {"sampling/logp_difference/max": drift}
+    totals = distributed.sum_array(np.array(list(sums.values())))
+    return dict(zip(sums, totals.tolist())) | {"sampling/logp_difference/max": distributed.maximum(drift)}
 
 
 def update(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from chessrl import distributed
 from chessrl.config import TraceConfig
 from chessrl.model import Transformer
 from chessrl.notation import LONGEST_MOVE, move_tokens
@@ -33,13 +34,21 @@ class TraceReport:
     sampled_tokens: int = 0
     prompt_tokens: int = 0
 
+    def take_sum(self, reports: Sequence[TraceReport]) -> None:
+        """Become the sum of other reports."""
+        self.counts = Counter()
+        for report in reports:
+            self.counts.update(report.counts)
+        self.sampled_tokens = sum(report.sampled_tokens for report in reports)
+        self.prompt_tokens = sum(report.prompt_tokens for report in reports)
+
 
 def build_trees(
     model: Transformer, puzzles: Sequence[Puzzle], config: TraceConfig, *, state: str, seed: int, report: TraceReport
 ) -> list[Tree]:
     """One prefix tree per puzzle. The same puzzle, seed and model give the same tree, whatever the other puzzles are."""
     trees = []
-    for start in tqdm(range(0, len(puzzles), PUZZLES_PER_BATCH), desc="traces", unit="batch"):
+    for start in tqdm(range(0, len(puzzles), PUZZLES_PER_BATCH), desc="traces", unit="batch", disable=not distributed.is_first()):
         trees += _trees_of_batch(model, puzzles[start : start + PUZZLES_PER_BATCH], config, state, seed, report)
     return trees
 

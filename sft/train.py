@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from chessrl import world
+from chessrl import distributed, world
 from chessrl.budgets import scale_rate
-from chessrl.checkpoint import load_model, save_model, write_json
+from chessrl.checkpoint import load_model
 from chessrl.config import Config
 from chessrl.model import Cost, Transformer
 from chessrl.puzzles import Puzzle
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
+from chessrl.traces import Tree
 from chessrl.training import (
     Example,
     PartLosses,
@@ -30,7 +32,7 @@ from chessrl.training import (
     token_batches,
 )
 from sft.examples import ANSWER, TRACE, build_examples
-from sft.traces import TraceReport, build_trees
+from sft.traces import PUZZLES_PER_BATCH, TraceReport, build_trees
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -83,10 +85,10 @@ def train(run: Run) -> None:
             )
         run.log(metrics)
         if step in settings.save_steps:
-            save_model(model, run.directory / "models" / f"step-{step}")
+            run.export(model, f"models/step-{step}")
         run.checkpoint(step, step == steps, state.state_dict)
-    save_model(model, run.directory / "model")
-    write_json(run.directory / "traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
+    run.export(model, "model")
+    run.write("traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
     if not held_out_loss:  # resumed after the last step
         held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
     ancestors = read_summary(parent)
@@ -101,11 +103,16 @@ def train(run: Run) -> None:
 
 
 def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:
-    """Examples of ``puzzles``, with traces sampled from ``model`` where they are asked for."""
+    """Examples of ``puzzles``, with traces sampled from ``model`` where they are asked for: whole batches, shared out among the processes."""
     settings = config.sft
     trees = None
     if settings.trace.enabled:
-        trees = build_trees(model, puzzles, settings.trace, state=config.world.state, seed=settings.seed, report=report)
+
+        def sample(own: Sequence[Puzzle]) -> list[Tree]:
+            return build_trees(model, own, settings.trace, state=config.world.state, seed=settings.seed, report=report)
+
+        trees = distributed.spread(sample, puzzles, PUZZLES_PER_BATCH)
+        report.take_sum(distributed.gather(replace(report)))
     return build_examples(puzzles, trees, config.world.state)
 
 

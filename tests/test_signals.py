@@ -110,6 +110,18 @@ def test_the_innermost_context_decides_and_all_are_undone():
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
+def test_a_signal_ignored_within_stays_ignored_until_the_process_ends():
+    """Of several processes one that has lost the others is terminated by torchrun while it says so."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with stop_signals(), stop_signals():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        send(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_default_handlers_are_not_called_as_if_they_were_someones():
     with stop_signals():
         for number in STOP_SIGNALS:
