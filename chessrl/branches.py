@@ -34,11 +34,13 @@ def begin_from_family(run: Run, warmup: int, stable: int) -> dict[str, Any] | No
     for path in states:
         if _step_of(path) > stable or path.parents[1] == run.directory:
             continue
-        state = load_newest_state(path.parent, torch.device("cpu"))
+        sibling = path.parents[1]
+        metrics = sibling / "metrics.jsonl"
+        held = metrics.stat().st_size if metrics.exists() else 0
+        state = load_newest_state(path.parent, torch.device("cpu"), lambda state, held=held: state["metrics_bytes"] <= held)
         if state is None:  # damaged: said so
             continue
-        sibling = path.parents[1]
-        with (sibling / "metrics.jsonl").open("rb") as file:
+        with metrics.open("rb") as file:
             run.take_metrics(file.read(state["metrics_bytes"]))
         for model in sibling.glob("models/step-*"):
             if int(model.name.removeprefix("step-")) <= state["step"]:
