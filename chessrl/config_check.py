@@ -103,8 +103,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
         for key, bounds in {
             **{name: (0, None) for name in ("lr", "lr_exponent", "weight_decay")},
             **{name: (0, 1) for name in ("warmup_ratio", "min_lr_ratio", "decay_ratio")},
-            "beta1": (0, 0.9999),
-            "beta2": (0, 0.999999),
+            **{name: (0, 0.999999) for name in ("beta1", "beta2")},
             "lr_reference": (1, None),
             "clip": (1e-9, None),
         }.items()

@@ -54,38 +54,36 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
     statuses: list[int] = []
 
     def job(config: DictConfig) -> None:
-        statuses.append(outcome(name, work, config)[0])
+        with stop_signals() as received:
+            statuses.append(outcome(name, work, config)[0])
+        if received and statuses[-1]:
+            call_earlier(received[0])
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max(statuses, default=0))
 
 
 def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig, threads: int = 0) -> tuple[int, str]:
-    """Do one job; its status as a shell gives it, and its error in one line, printed. ``threads`` is its share of the cores, 0 for all.
+    """Do one job: its status as a shell gives it, and what went wrong in one line, which is printed. Bugs are raised.
 
-    Bugs are raised. After a stop signal, a handler that stood before ours (submitit's, which requeues) is called last.
+    ``threads`` is the job's share of the cores, 0 for all.
     """
-    with stop_signals() as received:
-        status, message = 0, ""
-        settings = None
-        try:
-            settings = checked(config)
-            settings.run.threads = settings.run.threads or threads
-            settings.engine.workers = settings.engine.workers or threads
-            status = shell_status(work(settings) or 0)
-        except UserError as error:
-            status, message = shell_status(error.status), f"error: {error}"
-        except OSError as error:
-            if error.errno not in DISK_FULL:
-                raise
-            status, message = UserError.status, f"error: {disk_full(error, settings.outputs if settings else '')}"
-        except Interrupted as stop:
-            status, message = 128 + stop.number, f"{name}: {stop}; the same command goes on from there"
-        if message:
-            print(message, file=sys.stderr if message.startswith("error: ") else sys.stdout, flush=True)
-    if received and status:
-        call_earlier(received[0])
-    return status, message.removeprefix("error: ")
+    try:
+        settings = checked(config)
+        settings.run.threads = settings.run.threads or threads
+        settings.engine.workers = settings.engine.workers or threads
+        return shell_status(work(settings) or 0), ""
+    except UserError as error:
+        status, message = shell_status(error.status), str(error)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        status, message = UserError.status, disk_full(error, config.outputs)
+    except Interrupted as stop:
+        print(f"{name}: {stop}; the same command goes on from there", flush=True)
+        return 128 + stop.number, str(stop)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return status, message
 
 
 def disk_full(error: OSError, outputs: str) -> str:

@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.launch import CONF, compose, explain, fail, first_line, outcome
-from chessrl.signals import STOP_SIGNALS
+from chessrl.signals import STOP_SIGNALS, call_earlier, stop_signals
 
 STOPPED = {128 + number for number in STOP_SIGNALS}  # somebody asked the job to stop
 LAUNCHER_KEYS = ("launcher=", "hydra/", "hydra.")
@@ -198,13 +198,16 @@ def carry_out(plan: Plan, work: Callable[[Config], int | None], config: DictConf
         _die_with_the_sweep()
         log = plan.folder / f"job-{job.number}.log"
         print(f"{place}: begun, output in {log}", flush=True)
-        with output_to(log):
+        with output_to(log), stop_signals() as received:
             record = attempt(plan, work, config, str(log))
         print(f"{place}: {'completed' if record.status == 0 else f'ended with status {record.status}'}", flush=True)
     else:
         print(f"\n{place}", flush=True)
-        record = attempt(plan, work, config, "")
+        with stop_signals() as received:
+            record = attempt(plan, work, config, "")
     write_record(plan.folder, job.number, record)
+    if received and record.status:
+        call_earlier(received[0])  # submitit's puts the job into the queue again
     if record.status in STOPPED and os.getpid() == plan.sweep_pid:
         sys.exit(record.status)  # the signal was meant for all that this process does
 

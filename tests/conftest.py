@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 # One thread, also in the processes that tests start: several threads for matrices this small cost far more than they save.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and every child inherits that: tests that interrupt a child would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, no clock, no example database: a failure repeats, and a slow machine fails nothing.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -104,7 +104,7 @@ def test_a_mistake_on_the_command_line_is_one_line(override, message):
         ("evaluate.ks=[1,1]", "evaluate.ks=[1, 1]: expected different numbers"),
         ("pretrain.optimizer.lr=nan", "pretrain.optimizer.lr=nan: expected at least 0"),
         ("rl.optimizer.lr=inf", "rl.optimizer.lr=inf: expected at least 0"),
-        ("sft.optimizer.beta1=2", "sft.optimizer.beta1=2.0: expected from 0 to 0.9999"),
+        ("sft.optimizer.beta1=2", "sft.optimizer.beta1=2.0: expected from 0 to 0.999999"),
         ("evaluate.seed=-1", "evaluate.seed=-1: expected from 0"),
         ("+reward.weights.legal=nan", "reward.weights.legal=nan: expected a finite number"),
         ("model.vocabulary=85", "model.vocabulary=85 has no tokens for world.state=snapshot"),
