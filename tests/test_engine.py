@@ -317,7 +317,8 @@ def test_a_killed_process_is_replaced_and_its_position_searched_again() -> None:
 
         def kill_one() -> None:
             eventually(lambda: engine.counts["searched"] >= 3)
-            os.kill(children(os.getpid())[0], signal.SIGKILL)
+            engines = [pid for pid in children(os.getpid()) if Path(f"/proc/{pid}/comm").read_text().startswith("stockfish")]
+            os.kill(engines[0], signal.SIGKILL)  # other children of the test's process are none of ours
 
         killer = threading.Thread(target=kill_one)
         killer.start()
