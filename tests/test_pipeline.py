@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from chessrl.config import Config, PipelineConfig, RunConfig
+from chessrl.config import Config, PipelineConfig
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError
 from chessrl.launch import compose
@@ -222,7 +222,7 @@ def test_an_interrupted_rerun_goes_on_where_it_was_and_a_finished_one_starts_ane
         return directory
 
     monkeypatch.setattr("chessrl.pipeline.run_child", child)
-    config = Config(outputs=str(tmp_path), run=RunConfig(rerun=True), pipeline=PipelineConfig(evaluate=False, report=False))
+    config = compose("chessrl", ["model=nano", "run.rerun=true", "pipeline.evaluate=false", "pipeline.report=false", f"outputs={quoted(tmp_path)}"])
     with pytest.raises(StageFailed):
         run_pipeline(config, ["run.rerun=true"])
     failing = ""
