@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,9 +13,7 @@ import chess
 import chess.engine
 
 from chessrl.errors import UserError
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
+from chessrl.signals import die_with_parent
 
 
 class _Search(chess.engine.BaseCommand[list[str]]):
@@ -95,4 +92,4 @@ class EngineProcess:
 
 def _die_with_parent() -> None:
     """Runs in the child: Linux kills the engine when this process goes, even by SIGKILL. Elsewhere an engine ends when its input closes."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)

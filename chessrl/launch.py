@@ -125,7 +125,7 @@ def check_processes(name: str, arguments: list[str]) -> None:
         return
     if name not in STAGES:
         fail(UserError(f"torchrun starts the stages {', '.join(STAGES)}: python -m starts all else, in one process"))
-    if any(argument in ("-m", "--multirun") for argument in arguments):
+    if SWEEP_FLAGS.intersection(arguments):
         fail(UserError("torchrun starts one run: sweeps (-m) work with one process per run"))
 
 

@@ -5,7 +5,6 @@ Every stage gets the pipeline's own overrides, so what is printed can be typed. 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -25,14 +24,13 @@ from chessrl.checkpoint import write_json
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.run import RUN_DIRECTORY_FILE, digest, finished
-from chessrl.signals import stop_signals
+from chessrl.signals import die_with_parent, stop_signals
 from chessrl.world import puzzle_table
 
 STAGES = ("pretrain", "sft", "rl")
 ENGINE_PUZZLES = 200  # of the engine-verified evaluation: labels of all moves cost about a tenth of a second a position
 
 
-PR_SET_PDEATHSIG = 1
 
 
 class StageFailed(UserError):
@@ -123,7 +121,7 @@ def run_child(command: list[str], result: Path) -> Path | None:
             child.send_signal(number)
 
     with stop_signals(pass_on):
-        child = subprocess.Popen(command, process_group=0, preexec_fn=functools.partial(die_with_parent, os.getpid()), env=environment)
+        child = subprocess.Popen(command, process_group=0, preexec_fn=functools.partial(stop_with_pipeline, os.getpid()), env=environment)
         for number in early:
             child.send_signal(number)
         status = child.wait()
@@ -136,9 +134,9 @@ def run_child(command: list[str], result: Path) -> Path | None:
     return Path(result.read_text()) if result.exists() else None
 
 
-def die_with_parent(parent: int) -> None:
-    """In the child: ask Linux for SIGTERM when the pipeline dies, however it dies. Elsewhere a killed pipeline leaves the stage to finish."""
+def stop_with_pipeline(parent: int) -> None:
+    """In the child: SIGTERM when the pipeline dies, however it dies. Elsewhere than on Linux a killed pipeline leaves the stage to finish."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:  # it died before the request: nobody would tell us any more
             os._exit(1)

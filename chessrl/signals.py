@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+# Loaded here and not in a child between fork and exec, where loading is not safe.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -66,3 +72,9 @@ def call_earlier(number: int) -> None:
         handler = handler.earlier
     if callable(handler) and handler is not signal.default_int_handler:
         handler(number, None)
+
+
+def die_with_parent(number: int) -> None:
+    """Ask Linux to send this process signal ``number`` when its parent goes, even by SIGKILL. Elsewhere nothing is asked."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)

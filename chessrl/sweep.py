@@ -6,7 +6,6 @@ status are made of them. Nothing of a run lives in that folder: runs are found b
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
@@ -30,11 +29,10 @@ from omegaconf import DictConfig
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.launch import CONF, compose, explain, fail, first_line, outcome
-from chessrl.signals import STOP_SIGNALS, call_earlier, stop_signals
+from chessrl.signals import STOP_SIGNALS, call_earlier, die_with_parent, stop_signals
 
 STOPPED = {128 + number for number in STOP_SIGNALS}  # somebody asked the job to stop
 LAUNCHER_KEYS = ("launcher=", "hydra/", "hydra.")
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ def carry_out(plan: Plan, work: Callable[[Config], int | None], config: DictConf
     if beside and os.getppid() != plan.sweep_pid:
         return  # the sweep was killed: what its queue still holds is not begun
     if beside:
-        _die_with_the_sweep()
+        die_with_parent(signal.SIGTERM)  # however the sweep dies: the stage then saves its state and stops
         log = plan.folder / f"job-{job.number}.log"
         print(f"{place}: begun, output in {log}", flush=True)
         with output_to(log), stop_signals() as received:
@@ -247,12 +245,6 @@ def output_to(path: Path) -> Iterator[None]:
         for copy, descriptor in saved:
             os.dup2(copy, descriptor)
             os.close(copy)
-
-
-def _die_with_the_sweep() -> None:
-    """Ask Linux for SIGTERM when the sweep dies, however it dies: the stage then saves its state and stops."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 # ---- after the last job ------------------------------------------------------------------------------------------------------------------
