@@ -67,10 +67,8 @@ def test_the_surface_is_recovered_exactly_without_noise() -> None:
 def test_the_surface_is_recovered_within_its_intervals() -> None:
     fit = fit_loss_surface(*cells(0.01), rng=np.random.default_rng(1), resamples=60)
     truth = SURFACE.constants() | {"a": SURFACE.optimal_exponent()}
-    outside = [name for name, (low, high) in fit.intervals().items() if not low < truth[name] < high]
-    assert len(outside) <= 1  # of six 95 % intervals one misses in about a quarter of all seeds; over eight seeds 44 of 48 held
-    for name, (low, high) in fit.intervals().items():
-        assert low - (high - low) / 2 < truth[name] < high + (high - low) / 2, name
+    for name, (low, high) in fit.intervals().items():  # they move together: over eight other seeds 44 of 48 held, so each is given a fifth more
+        assert low - (high - low) / 5 < truth[name] < high + (high - low) / 5, name
     assert fit.rmse == pytest.approx(0.01, rel=0.3)
     assert not fit.warnings
 
