@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, replace_folder, write_json
-from chessrl.config import Config
+from chessrl.config import STAGES, Config
 from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
@@ -28,8 +28,6 @@ from chessrl.run import adopt_parent, digest, identity_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
 from chessrl.verifier import engine_identity, environment_of
-
-STAGES = ("pretrain", "sft", "rl")
 
 
 def sample_policy(

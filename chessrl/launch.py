@@ -21,7 +21,8 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from chessrl.config import Config
+from chessrl.children import shell_status
+from chessrl.config import STAGES, Config
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
 from chessrl.signals import Interrupted, call_earlier, stop_signals
@@ -30,7 +31,6 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SWEEP_FLAGS = {"-m", "--multirun"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
-STAGES = ("pretrain", "sft", "rl")  # commands that several processes can work on together
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -57,22 +57,16 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
         with stop_signals() as received:
             statuses.append(outcome(name, work, config)[0])
         if received and statuses[-1]:
-            call_earlier(received[0])
+            call_earlier(received)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max(statuses, default=0))
 
 
-def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig, threads: int = 0) -> tuple[int, str]:
-    """Do one job: its status as a shell gives it, and what went wrong in one line, which is printed. Bugs are raised.
-
-    ``threads`` is the job's share of the cores, 0 for all.
-    """
+def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig) -> tuple[int, str]:
+    """Do one job: its status as a shell gives it, and what went wrong in one line, which is printed. Bugs are raised."""
     try:
-        settings = checked(config)
-        settings.run.threads = settings.run.threads or threads
-        settings.engine.workers = settings.engine.workers or threads
-        return shell_status(work(settings) or 0), ""
+        return shell_status(work(checked(config)) or 0), ""
     except UserError as error:
         status, message = shell_status(error.status), str(error)
     except OSError as error:
@@ -112,11 +106,6 @@ def is_sweep(arguments: list[str]) -> bool:
     """``-m``, and no other flag: help and ``--cfg`` start no job."""
     flags = {argument for argument in arguments if argument.startswith("-")}
     return bool(flags) and flags <= SWEEP_FLAGS
-
-
-def shell_status(status: int) -> int:
-    """The status that a shell gives: 128 + the signal's number for a process that a signal ended."""
-    return status if status >= 0 else 128 - status
 
 
 def check_processes(name: str, arguments: list[str]) -> None:

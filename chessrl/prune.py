@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chessrl.command import parse_settings, run_command
+from chessrl.config import STAGES
 from chessrl.errors import UserError
-
-STAGES = ("pretrain", "sft", "rl")
 
 
 @dataclass(frozen=True, slots=True)

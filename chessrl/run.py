@@ -38,9 +38,6 @@ from chessrl.model import Cost, Transformer
 from chessrl.signals import Interrupted, stop_signals
 from chessrl.tracking import TrackedRun, Tracker, open_tracker
 
-RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
-
-
 # ---- identity ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -17,11 +17,10 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from chessrl.command import parse_settings, run_command
-from chessrl.config import ModelConfig
+from chessrl.config import STAGES, ModelConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost
 
-STAGES = ("pretrain", "sft", "rl")
 SPLITS = ("test", "validation")  # the first one that a run was measured on stands in the table
 HEARTBEAT_STALE_S = 120.0  # a run whose lock was not touched for so long is not at work any more
 COLUMNS = (
