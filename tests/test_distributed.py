@@ -244,11 +244,26 @@ def test_a_signal_to_torchrun_saves_the_state_and_stops_all_processes(tiny_runs,
     ],
 )
 def test_torchrun_is_refused_where_processes_would_repeat_each_other(command, arguments, message, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    as_torchrun(monkeypatch)
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     with pytest.raises(SystemExit) as exit_:
         launch(command, lambda config: pytest.fail("work was begun"))
     assert exit_.value.code == 2 and message in capsys.readouterr().err
+
+
+def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("size", ["2", "", "many"])
+def test_a_world_size_that_torchrun_did_not_set_is_one_line(size, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+    with pytest.raises(SystemExit) as exit_:
+        launch("pretrain", lambda config: pytest.fail("work was begun"))
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and f"WORLD_SIZE={size} is set but RANK is not" in error and error.count("\n") == 1
 
 
 def as_process(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
