@@ -18,6 +18,7 @@ import torch
 from chessrl import distributed, notation
 from chessrl.errors import UserError
 from chessrl.launch import launch
+from chessrl.runs import load_runs
 from chessrl.sampler import Rollout
 from chessrl.training import own_micro_batches
 from rl import train as rl
@@ -204,6 +205,7 @@ def test_a_dead_process_ends_the_run_with_a_clear_message_and_it_goes_on(victim,
     assert f"process {survivor} of 2 lost contact to another one" in died.stderr
     (directory,) = outputs.glob("pretrain-*")
     assert status_of(directory)["state"] == ("failed" if victim == "1" else "running")
+    assert list(load_runs(outputs)["state"]) == ["failed" if victim == "1" else "interrupted (stale lock)"]
     steps = len(tiny.metrics_of(directory))
     assert 5 <= steps <= 6 and newest_state(directory)["step"] in (4, 6)
 
