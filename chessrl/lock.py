@@ -81,6 +81,7 @@ class Lock:
                 print(f"{self.what} is being worked on by another process ({holder}): waiting", flush=True)
                 told = True
             time.sleep(min(LONGEST_POLL_S, max(POLL_S, WAITED_SHARE * (time.monotonic() - begin))))
+        self._clear_up()
         self._released = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="lock heartbeat", daemon=True)
         self._heart.start()
@@ -161,6 +162,14 @@ class Lock:
             print(f"{self.what}: {holder or 'its last process'} has given no sign for {STALE_S:.0f} s: taken over", flush=True)
             time.sleep(SETTLE_S)
         return None if self._is_ours() else _read_holder(self.path) or "unknown"
+
+    def _clear_up(self) -> None:
+        """Remove what attempts of killed processes left."""
+        now = os.fstat(self._descriptor).st_mtime
+        for left in self.path.parent.glob(f"{self.path.name}.*"):
+            with suppress(FileNotFoundError):
+                if now - left.stat().st_mtime > STALE_S:
+                    left.unlink()
 
     def _is_ours(self) -> bool:
         return _same_file(self._descriptor, self.path)

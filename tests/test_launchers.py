@@ -218,6 +218,55 @@ def test_a_preempted_job_of_submitit_saves_is_queued_again_and_ends_like_an_unbr
     assert metrics.read_bytes().splitlines()[0] == first, "it began anew: the first step has another time"
 
 
+# As much of Slurm as submitit sees of it: an array's tasks run side by side at once, one that asks for it is run again.
+SLURM = {
+    "sbatch": """
+        file="${@: -1}"; range=$(sed -n 's/^#SBATCH --array=//p' "$file"); range=${range%%%*}
+        cp "$file" "$SLURM_FAKE/job.sh"
+        for task in $(seq "${range%-*}" "${range#*-}"); do setsid "$SLURM_FAKE/task" "$task" > /dev/null 2>&1 & done
+        echo "Submitted batch job 77"
+    """,
+    "task": """
+        export SLURM_JOB_ID=77$1 SLURM_ARRAY_JOB_ID=77 SLURM_ARRAY_TASK_ID=$1 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0
+        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_JOB_NODELIST=localhost
+        while bash "$SLURM_FAKE/job.sh"; [ -e "$SLURM_FAKE/requeue-77_$1" ]; do rm "$SLURM_FAKE/requeue-77_$1"; done
+    """,
+    "srun": 'while [[ "$1" != *python* ]]; do shift; done; exec "$@" >> "$SLURM_FAKE/log" 2>&1',
+    "scontrol": '[ "$1" = requeue ] && touch "$SLURM_FAKE/requeue-$2" "$SLURM_FAKE/requeued-$2"',
+    "sacct": "true",
+    "scancel": "true",
+}
+
+
+@pytest.mark.long
+def test_an_array_of_slurm_is_waited_for_through_failures_and_requeueing(tiny_runs, tmp_path, monkeypatch):
+    need("submitit_slurm")
+    outputs, fake = tiny.share_data(tmp_path / "outputs", tiny_runs), tmp_path / "slurm"
+    fake.mkdir()
+    for name, script in SLURM.items():
+        (fake / name).write_text(f"#!/bin/bash\n{script}\n")
+        (fake / name).chmod(0o755)
+    monkeypatch.setenv("SLURM_FAKE", str(fake))
+    monkeypatch.setenv("PATH", f"{fake}{os.pathsep}{os.environ['PATH']}")
+    size = ["pretrain.tokens=400_000", "pretrain.allow_repeats=true"]
+    arguments = [*TINY, *size, f"outputs={outputs}", "launcher=submitit_slurm", "pretrain.batch_tokens=1000,500_000"]
+    with started("pretrain", "-m", *arguments) as process:
+        wait_for(lambda: stages_at_work(outputs), process)
+        (marker,) = outputs.glob("sweeps/*/job-0.worker")
+        worker = json.loads(marker.read_text())["pid"]
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            os.kill(worker, number)
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 2 and "sweep: 1 of 2 jobs completed, 1 did not:" in output, output
+    assert "pretrain.batch_tokens=500000: raise it" in output
+    assert [path.name for path in fake.glob("requeued-*")] == ["requeued-77_0"]
+    (directory,) = outputs.glob("pretrain-*")
+    assert json.loads((directory / "status.json").read_text())["state"] == "completed"
+    batch = (fake / "job.sh").read_text()
+    for setting in ("--signal=USR2@120", "--array=0-1%2", "--gpus-per-node=1", "--cpus-per-task=8", "--time=1440"):
+        assert f"#SBATCH {setting}\n" in batch, setting
+
+
 @pytest.mark.long
 def test_fail_fast_holds_for_jobs_in_other_processes(tiny_runs, tmp_path):
     need("submitit_local")

@@ -148,6 +148,15 @@ def test_a_lock_cut_short_by_a_power_failure_is_taken_over_when_it_is_old(path):
     held(path).release()
 
 
+def test_what_a_killed_attempt_left_is_cleared_up_and_one_that_is_on_its_way_is_not(path):
+    left, on_its_way = (path.with_name(f"lock.{name}") for name in ("0123456789ab", "ba9876543210"))
+    for attempt in (left, on_its_way):
+        attempt.touch()
+    os.utime(left, (0, 0))
+    held(path).release()
+    assert list(path.parent.iterdir()) == [on_its_way]
+
+
 def test_of_many_that_start_at_once_one_works_at_a_time_and_all_get_their_turn(path):
     inside: list[int] = []
     most = []
