@@ -99,8 +99,11 @@ def why_not_begun(plan: Plan, config: DictConfig) -> str:
     """Empty where nothing speaks against beginning another job."""
     if (plan.folder / SWEEP_STOPPED).exists():
         return "since the sweep was stopped"
-    failed = [job.number for job in plan.jobs if (record := read_record(plan.folder, job.number)) and record.status not in {0, *STOPPED}]
-    return f"since job {failed[0] + 1} failed and run.fail_fast=true" if config.run.fail_fast and failed else ""
+    for job in plan.jobs if config.run.fail_fast else ():
+        record = read_record(plan.folder, job.number)
+        if record and record.status not in {0, *STOPPED}:
+            return f"since job {job.number + 1} failed and run.fail_fast=true"
+    return ""
 
 
 def attempt(plan: Plan, work: Callable[[Config], int | None], config: DictConfig) -> Record:
@@ -129,7 +132,7 @@ def attempt_in_child(plan: Plan, job: Job, config: DictConfig) -> Record:
 
 def error_in(log: Path, begin: int, status: int) -> str:
     """What the command that wrote to the log from byte ``begin`` on said of its end."""
-    if status > 128 and status not in STOPPED:
+    if status not in STOPPED and status - 128 in signal.valid_signals():
         return f"killed by {signal.Signals(status - 128).name}"
     lines = [line for line in log.read_bytes()[begin:].decode(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

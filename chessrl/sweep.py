@@ -96,6 +96,8 @@ def read_choices(overrides: Sequence[str]) -> list[list[str]]:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             for override in parser.parse_overrides(list(overrides)):
                 key = override.get_key_element()
+                if getattr(override.value(), "shuffle", False):  # drawn again whenever it is read: a job's number would not say which job it is
+                    raise UserError(f"{override.input_line}: expected the values in an order, without shuffle()")
                 if not override.is_sweep_override():
                     choices[key] = [f"{key}={override.get_value_element_as_str()}"]
                 elif override.is_discrete_sweep():

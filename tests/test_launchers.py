@@ -112,7 +112,7 @@ def test_what_a_log_says_of_the_end_is_that_of_the_last_attempt(tmp_path):
     with log.open("a") as file:
         file.write("error: out of range\n 3%|##\r 4%|###")
     assert error_in(log, begin, 2) == "out of range"
-    assert error_in(log, begin, 137) == "killed by SIGKILL"
+    assert error_in(log, begin, 137) == "killed by SIGKILL" and error_in(log, begin, 255) == "out of range"
     assert error_in(log, log.stat().st_size, 1) == ""
 
 
@@ -216,6 +216,23 @@ def test_a_preempted_job_of_submitit_saves_is_queued_again_and_ends_like_an_unbr
     steps = [line["step"] for line in tiny.metrics_of(directory)]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 300
     assert metrics.read_bytes().splitlines()[0] == first, "it began anew: the first step has another time"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_killed_sweep_leaves_no_job_behind_and_the_jobs_saved_their_states(tiny_runs, tmp_path):
+    need("joblib")
+    outputs = tiny.share_data(tmp_path, tiny_runs)
+    arguments = [*TINY, *LONG, f"outputs={outputs}", "launcher=joblib", "hydra.launcher.n_jobs=2", "pretrain.seed=0,1,2"]
+    with started("pretrain", "-m", *arguments) as process:
+        wait_for(lambda: len(stages_at_work(outputs)) == 2, process)
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)  # until nobody holds the other end: workers and jobs have ended
+    runs = list(outputs.glob("pretrain-*"))
+    assert len(runs) == 2, "the queue's rest was begun"
+    for directory in runs:
+        assert json.loads((directory / "status.json").read_text())["state"] == "interrupted"
+        assert list((directory / "state").glob("step-*.pt"))
 
 
 # As much of Slurm as submitit sees of it: an array's tasks run side by side at once, one that asks for it is run again.

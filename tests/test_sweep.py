@@ -53,6 +53,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["model=nano,micro,huge", "rl.steps=1,2"], "model=huge: no such preset; known are"),
         (["rl.steps=1,2", "outputs=a=b"], "outputs=a=b: not readable as key=value"),
         (["rl.steps=range(3,1)"], "rl.steps: no value to go through"),
+        (["rl.steps=shuffle(1,2,3)"], "rl.steps=shuffle(1,2,3): expected the values in an order, without shuffle()"),
         (["rl.steps=interval(1,3)"], "rl.steps=interval(1,3): expected values to go through, such as rl.steps=1,2,3"),
     ],
 )
