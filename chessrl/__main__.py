@@ -5,10 +5,10 @@ from chessrl.launch import launch
 
 
 def work(config: Config) -> int:
+    from chessrl.jobs import stage_overrides
     from chessrl.pipeline import run_pipeline
-    from chessrl.sweep import stage_overrides
 
-    return run_pipeline(config, stage_overrides(config))
+    return run_pipeline(config, stage_overrides())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from chessrl import distributed
 from chessrl.checkpoint import load_newest_state
+from chessrl.metrics import belong_together
 from chessrl.run import Run, digest
 
 OF_THE_END = ("tokens",)
@@ -32,12 +33,12 @@ def family_folder(run: Run, warmup: int) -> str:
 def begin_from_family(run: Run, warmup: int, stable: int) -> dict[str, Any] | None:
     """The state of a sibling run furthest on within the ``stable`` steps, with its metrics and its kept models taken over; None without one."""
     with distributed.first_process_first():  # which drops states that cannot be used
-        sibling, state = _find_sibling(run, family_folder(run, warmup), stable)
-    distributed.check_same("the step to branch off at", state["step"] if state else 0)
-    if sibling is None or state is None:
+        found = _find_sibling(run, family_folder(run, warmup), stable)
+    distributed.check_same("the step to branch off at", found[1]["step"] if found else 0)
+    if found is None:
         return None
-    with (sibling / "metrics.jsonl").open("rb") as file:
-        run.take_metrics(file.read(state["metrics_bytes"]))
+    sibling, state, lines = found
+    run.take_metrics(lines)
     if distributed.is_first():
         for model in sibling.glob("models/step-*"):
             if int(model.name.removeprefix("step-")) <= state["step"]:
@@ -46,17 +47,22 @@ def begin_from_family(run: Run, warmup: int, stable: int) -> dict[str, Any] | No
     return state
 
 
-def _find_sibling(run: Run, folder: str, stable: int) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """The directory of the sibling run with the state furthest on within the ``stable`` steps, and that state."""
+def _find_sibling(run: Run, folder: str, stable: int) -> tuple[Path, dict[str, Any], bytes] | None:
+    """The directory of the sibling run with the state furthest on within the ``stable`` steps, that state, and its metrics up to there.
+
+    A sibling that goes on from before that state, after a kill, is making its metrics again: only what belongs together is taken.
+    """
     for path in sorted(run.directory.parent.glob(f"*/{folder}/step-*.pt"), key=_step_of, reverse=True):
         sibling = path.parents[1]
         if _step_of(path) > stable or sibling == run.directory:
             continue
-        held = (sibling / "metrics.jsonl").stat().st_size
-        state = load_newest_state(path.parent, torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)  # noqa: B023  called at once
-        if state is not None:  # else damaged: said so
-            return sibling, state
-    return None, None
+        state = load_newest_state(path.parent, torch.device("cpu"), lambda state: True)
+        if state is None:  # damaged: said so
+            continue
+        logged = (sibling / "metrics.jsonl").read_bytes()
+        if belong_together(logged, state):
+            return sibling, state, logged[: state["metrics_bytes"]]
+    return None
 
 
 def _step_of(state: Path) -> int:

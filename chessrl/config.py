@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+STAGES = ("pretrain", "sft", "rl")  # in the order of the pipeline; each is a command of its own
+
 
 def local(default: Any) -> Any:
     """A key that changes speed, memory or places, never results."""
@@ -73,6 +75,7 @@ class RunConfig:
     checkpoint_steps: int = local(200)  # state for exact resume, every so many steps
     checkpoint_seconds: int = local(300)  # ... and at least this often
     rerun: bool = local(False)  # start anew beside a run of the same configuration
+    fail_fast: bool = local(False)  # in a sweep: after the first job that failed no further one is begun
     wait: bool = local(False)  # wait for a process that is at the same run, then skip or go on (the pipeline's way); false: refuse
 
 
@@ -245,7 +248,7 @@ class BudgetConfig:
 class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""
 
-    stages: list[str] = field(default_factory=lambda: ["pretrain", "sft", "rl"])
+    stages: list[str] = field(default_factory=lambda: list(STAGES))
     evaluate: bool = True
     engine_evaluation: bool = True  # a second evaluation of the RL policy, verified by the engine
     report: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chessrl.config import Config
+from chessrl.config import STAGES, Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
 from chessrl.tracking import check_logger
@@ -24,8 +24,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
     "engine.mode": ("depth", "searchmoves"),
-    **{f"{stage}.optimizer.schedule": ("cosine", "constant", "wsd") for stage in ("pretrain", "sft", "rl")},
-    **{f"{stage}.optimizer.lr_rule": ("fixed", "size") for stage in ("pretrain", "sft", "rl")},
+    **{f"{stage}.optimizer.schedule": ("cosine", "constant", "wsd") for stage in STAGES},
+    **{f"{stage}.optimizer.lr_rule": ("fixed", "size") for stage in STAGES},
 }
 
 # (lowest, highest) allowed, both included; None: no bound
@@ -42,8 +42,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "run.micro_batch_tokens": (0, None),
     "run.checkpoint_steps": (1, None),
     "run.checkpoint_seconds": (1, None),
-    **{f"{section}.seed": (0, 2**63 - 1) for section in ("world", "pretrain", "sft", "rl", "evaluate")},
-    **{f"{section}.data_seed": (0, 2**63 - 1) for section in ("pretrain", "sft", "rl")},
+    **{f"{section}.seed": (0, 2**63 - 1) for section in ("world", *STAGES, "evaluate")},
+    **{f"{section}.data_seed": (0, 2**63 - 1) for section in STAGES},
     "world.max_elo": (0, None),
     "world.min_elo": (0, None),
     **{f"world.{split}_puzzles": (1, None) for split in ("sft", "rl", "validation", "test")},
@@ -99,7 +99,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.batch": (1, None),
     **{
         f"{stage}.optimizer.{key}": bounds
-        for stage in ("pretrain", "sft", "rl")
+        for stage in STAGES
         for key, bounds in {
             **{name: (0, None) for name in ("lr", "lr_exponent", "weight_decay")},
             **{name: (0, 1) for name in ("warmup_ratio", "min_lr_ratio", "decay_ratio")},
@@ -111,7 +111,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
     *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
-    *(f"{stage}.optimizer.warmup_steps" for stage in ("pretrain", "sft", "rl")),
+    *(f"{stage}.optimizer.warmup_steps" for stage in STAGES),
 )
 ORDERED = (  # the first is at most the second
     ("world.min_elo", "world.max_elo"),
@@ -138,7 +138,7 @@ def check_values(config: Config) -> None:
     for low, high in ORDERED:
         if value_of(config, low) > value_of(config, high):
             raise UserError(f"{low}={value_of(config, low)}: expected at most {high}={value_of(config, high)}")
-    for stage in ("pretrain", "sft", "rl"):
+    for stage in STAGES:
         if any(step < 1 for step in getattr(config, stage).save_steps):
             raise UserError(f"{stage}.save_steps={getattr(config, stage).save_steps}: expected steps, which count from 1")
     if config.model.vocabulary not in VOCABULARIES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, replace_folder, write_json
-from chessrl.config import Config
+from chessrl.config import STAGES, Config
 from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
@@ -28,8 +28,6 @@ from chessrl.run import adopt_parent, digest, identity_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
 from chessrl.verifier import engine_identity, environment_of
-
-STAGES = ("pretrain", "sft", "rl")
 
 
 def sample_policy(
@@ -108,24 +106,29 @@ def protocol_of(asked: str, parent: dict[str, Any]) -> str:
     return asked
 
 
-def evaluation_folder(config: Config) -> Path:
-    """Where the evaluation of ``config.parent`` under ``config.evaluate`` goes: its name hashes all that changes its numbers."""
+def resolve(config: Config) -> dict[str, Any]:
+    """The summary of the parent, whose model and protocol (where it is ``auto``) become the config's."""
     parent = adopt_parent(config, STAGES)
-    settings = replace(config.evaluate, protocol=protocol_of(config.evaluate.protocol, parent))
+    config.evaluate.protocol = protocol_of(config.evaluate.protocol, parent)
+    return parent
+
+
+def evaluation_folder(config: Config) -> Path:
+    """Where the evaluation of ``config.parent`` under a resolved ``config.evaluate`` goes: its name hashes all that changes its numbers."""
     identity = {
-        "evaluate": identity_of(settings),
+        "evaluate": identity_of(config.evaluate),
         "puzzles": world.puzzle_hash(config),
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    if settings.verifier == "engine":
+    if config.evaluate.verifier == "engine":
         identity["engine"] = engine_identity(config)
     return Path(config.parent) / "evaluations" / digest(identity)
 
 
 def evaluate(config: Config) -> int:
     """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
-    parent = adopt_parent(config, STAGES)
+    parent = resolve(config)
     folder = evaluation_folder(config)
     whole = folder / "evaluation.json"
     if not whole.exists():
@@ -140,12 +143,11 @@ def evaluate(config: Config) -> int:
 
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
-    protocol = protocol_of(config.evaluate.protocol, parent)
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
-        protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
     )
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -156,7 +158,7 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "stage": parent["stage"],
         "step": parent.get("step", 0),
         "split": settings.split,
-        "protocol": protocol,
+        "protocol": settings.protocol,
         "spelling": settings.spelling,
         "verifier": settings.verifier,
         "temperature": settings.temperature,

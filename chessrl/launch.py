@@ -21,16 +21,18 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from chessrl.config import Config
+from chessrl.children import shell_status
+from chessrl.config import STAGES, Config
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
+from chessrl.lock import READ_ONLY
 from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SWEEP_FLAGS = {"-m", "--multirun"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
-STAGES = ("pretrain", "sft", "rl")  # commands that several processes can work on together
+TORCHRUN_SETS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -57,28 +59,22 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
         with stop_signals() as received:
             statuses.append(outcome(name, work, config)[0])
         if received and statuses[-1]:
-            call_earlier(received[0])
+            call_earlier(received)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max(statuses, default=0))
 
 
-def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig, threads: int = 0) -> tuple[int, str]:
-    """Do one job: its status as a shell gives it, and what went wrong in one line, which is printed. Bugs are raised.
-
-    ``threads`` is the job's share of the cores, 0 for all.
-    """
+def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig) -> tuple[int, str]:
+    """Do one job: its status as a shell gives it, and what went wrong in one line, which is printed. Bugs are raised."""
     try:
-        settings = checked(config)
-        settings.run.threads = settings.run.threads or threads
-        settings.engine.workers = settings.engine.workers or threads
-        return shell_status(work(settings) or 0), ""
+        return shell_status(work(checked(config)) or 0), ""
     except UserError as error:
         status, message = shell_status(error.status), str(error)
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno not in (*DISK_FULL, *READ_ONLY):
             raise
-        status, message = UserError.status, disk_full(error, config.outputs)
+        status, message = UserError.status, (disk_full if error.errno in DISK_FULL else no_right)(error, config.outputs)
     except Interrupted as stop:
         print(f"{name}: {stop}; the same command goes on from there", flush=True)
         return 128 + stop.number, str(stop)
@@ -92,6 +88,11 @@ def disk_full(error: OSError, outputs: str) -> str:
         f"{error.filename or outputs}: {os.strerror(error.errno)}: free some space; nothing that was saved is lost, and the same command "
         "goes on from the last saved state"
     )
+
+
+def no_right(error: OSError, outputs: str) -> str:
+    """One line on a file or folder that may not be read or written."""
+    return f"{error.filename or outputs}: {os.strerror(error.errno)}: get the right to it, or choose another folder"
 
 
 def dry_run(name: str, arguments: list[str]) -> NoReturn:
@@ -114,15 +115,12 @@ def is_sweep(arguments: list[str]) -> bool:
     return bool(flags) and flags <= SWEEP_FLAGS
 
 
-def shell_status(status: int) -> int:
-    """The status that a shell gives: 128 + the signal's number for a process that a signal ended."""
-    return status if status >= 0 else 128 - status
-
-
 def check_processes(name: str, arguments: list[str]) -> None:
     """Several processes (torchrun) work on one stage: anything else they would do several times over. Ends the process where they cannot."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return
+    if missing := [variable for variable in TORCHRUN_SETS if variable not in os.environ]:
+        fail(UserError(f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set but {missing[0]} is not: start with torchrun, or unset WORLD_SIZE"))
     if name not in STAGES:
         fail(UserError(f"torchrun starts the stages {', '.join(STAGES)}: python -m starts all else, in one process"))
     if SWEEP_FLAGS.intersection(arguments):

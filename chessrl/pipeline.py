@@ -5,13 +5,8 @@ Every stage gets the pipeline's own overrides, so what is printed can be typed. 
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import re
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,16 +16,14 @@ from pathlib import Path
 
 from chessrl.budgets import check_pipeline
 from chessrl.checkpoint import write_json
-from chessrl.config import Config
+from chessrl.children import RUN_DIRECTORY_FILE, quoted, run_child
+from chessrl.config import STAGES, Config
 from chessrl.errors import UserError
-from chessrl.run import RUN_DIRECTORY_FILE, digest, finished
-from chessrl.signals import die_with_parent, stop_signals
+from chessrl.run import digest, finished
+from chessrl.signals import Interrupted
 from chessrl.world import puzzle_table
 
-STAGES = ("pretrain", "sft", "rl")
 ENGINE_PUZZLES = 200  # of the engine-verified evaluation: labels of all moves cost about a tenth of a second a position
-
-
 
 
 class StageFailed(UserError):
@@ -61,15 +54,19 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         + config.pipeline.report
     )
     done = 0
+    received: list[int] = []
 
     def call(module: str, *extra: str) -> Path | None:
         nonlocal done
+        if received:  # in the last step of the child before: it finished all the same
+            raise Interrupted(received[0])
         done += 1
         command = [sys.executable, "-m", module, *overrides, *extra]
         elapsed = time.monotonic() - start
         print(f"\n[{done}/{total}, {elapsed // 60:.0f} min {elapsed % 60:02.0f} s] {shlex.join(['python', *command[1:]])}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            return run_child(command, Path(folder) / "directory")
+        directory, stopped_by = run_stage_command(command)
+        received.extend(stopped_by)
+        return directory
 
     # With run.rerun every stage starts anew: which ones this rerun has done is noted, so that it goes on from there when it was interrupted.
     progress = Path(config.outputs) / f".rerun-{digest(sorted(overrides))}.json" if config.run.rerun else None
@@ -97,46 +94,16 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     return 0
 
 
-def quoted(path: Path) -> str:
-    """A path as a value of Hydra's override grammar, quoted where it must be."""
-    if re.fullmatch(r"[\w./-]+", str(path), re.ASCII):
-        return str(path)
-    text = re.sub(r"(\\*)'", r"\1\1\\'", str(path))  # Hydra reads a backslash as an escape before a quote only
-    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
+def run_stage_command(command: list[str]) -> tuple[Path | None, list[int]]:
+    """Run a stage's or another command: the run directory that it tells of, and the stop signals that came meanwhile and were passed on.
 
-
-def run_child(command: list[str], result: Path) -> Path | None:
-    """Run one command to its end, passing our stop signals on. Returns the run directory that it wrote to ``result``, where it has one.
-
-    Raises StageFailed with its status. The child has a process group of its own, so that a Ctrl-C reaches it once, through us.
+    Raises StageFailed with its status where that is not 0.
     """
-    environment = os.environ | {RUN_DIRECTORY_FILE: str(result)}
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals from before there was a child to have them
-
-    def pass_on(number: int) -> None:
-        if child is None:
-            early.append(number)
-        else:
-            child.send_signal(number)
-
-    with stop_signals(pass_on):
-        child = subprocess.Popen(command, process_group=0, preexec_fn=functools.partial(stop_with_pipeline, os.getpid()), env=environment)
-        for number in early:
-            child.send_signal(number)
-        status = child.wait()
-    if status < 0:  # killed by a signal: the status that a shell gives
-        status = 128 - status
-    if status != 0:
-        raise StageFailed(
-            status, f"{shlex.join(['python', *command[1:]])} ended with status {status}; the pipeline's command goes on from there"
-        )
-    return Path(result.read_text()) if result.exists() else None
-
-
-def stop_with_pipeline(parent: int) -> None:
-    """In the child: SIGTERM when the pipeline dies, however it dies. Elsewhere than on Linux a killed pipeline leaves the stage to finish."""
-    if sys.platform == "linux":
-        die_with_parent(signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the request: nobody would tell us any more
-            os._exit(1)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "directory"
+        status, received = run_child(command, {RUN_DIRECTORY_FILE: str(result)})
+        if status != 0:
+            raise StageFailed(
+                status, f"{shlex.join(['python', *command[1:]])} ended with status {status}; the pipeline's command goes on from there"
+            )
+        return Path(result.read_text()) if result.exists() else None, received

@@ -1,8 +1,9 @@
 """Free disk space below a folder of runs: ``python -m chessrl.prune outputs=DIR [steps=none] [apply=true]``.
 
 Shows what it would free; ``apply=true`` does it. The rule: a completed run needs its ``state/`` no more, since the same configuration is skipped;
-its ``models/step-N`` go where ``steps`` does not name them (``all``, the default, keeps every one). Runs that are not completed are left alone:
-they go on from their state. Weights, metrics, evaluations and what a run's directory says of it always stay.
+its ``models/step-N`` go where ``steps`` does not name them (``all``, the default, keeps every one); with ``branches=true`` its ``stable-*/``, from
+which longer runs of the wsd schedule would begin, goes too. Runs that are not completed are left alone: they go on from their state. Weights,
+metrics, evaluations and what a run's directory says of it always stay, and so does what a link leads to.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chessrl.command import parse_settings, run_command
+from chessrl.config import STAGES
 from chessrl.errors import UserError
-
-STAGES = ("pretrain", "sft", "rl")
 
 
 @dataclass(frozen=True, slots=True)
 class PruneSettings:
-    """``steps``: step checkpoints to keep: all, none, last (of each run), or step numbers (commas)."""
+    """``steps``: step checkpoints to keep: all, none, last (of each run), or step numbers (commas). ``branches``: the states of wsd runs that
+    longer ones begin from go as well.
+    """
 
     outputs: str = "outputs"
     states: bool = True
+    branches: bool = False
     steps: tuple[str, ...] = ("all",)
     apply: bool = False
 
@@ -48,15 +51,24 @@ def plan(settings: PruneSettings) -> tuple[list[Removal], int]:
     removals, unfinished = [], 0
     for status in sorted(path for stage in STAGES for path in folder.glob(f"{stage}-*/status.json")):
         directory = status.parent
-        if json.loads(status.read_text())["state"] != "completed":
+        if not _completed(status):
             unfinished += 1
             continue
         checkpoints = {int(path.name[5:]): path for path in (directory / "models").glob("step-*") if re.fullmatch(r"step-\d+", path.name)}
         given_up = [path for step, path in sorted(checkpoints.items()) if not keeps(step, max(checkpoints))]
-        given_up += [directory / "state"] if settings.states and (directory / "state").is_dir() else []
+        given_up += [directory / "state"] if settings.states else []
+        given_up += sorted(directory.glob("stable-*")) if settings.branches else []
         given_up += sorted(directory.glob(".pruned-*"))  # of an earlier call that was killed
-        removals += [Removal(path, size_of(path)) for path in given_up]
+        removals += [Removal(path, size_of(path)) for path in given_up if path.is_dir() and not path.is_symlink()]
     return removals, unfinished
+
+
+def _completed(status: Path) -> bool:
+    """A status that cannot be read says of nothing that it may go."""
+    try:
+        return json.loads(status.read_text())["state"] == "completed"
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def step_rule(steps: tuple[str, ...]) -> Callable[[int, int], bool]:

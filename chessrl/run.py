@@ -34,12 +34,10 @@ from chessrl.checkpoint import load_newest_state, save_model, save_state, write_
 from chessrl.config import Config, ModelConfig
 from chessrl.errors import UserError, make_folder
 from chessrl.lock import Lock
+from chessrl.metrics import append, belong_together, last_step
 from chessrl.model import Cost, Transformer
 from chessrl.signals import Interrupted, stop_signals
 from chessrl.tracking import TrackedRun, Tracker, open_tracker
-
-RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
-
 
 # ---- identity ---------------------------------------------------------------------------------------------------------------------------
 
@@ -209,16 +207,12 @@ class Run:
         if distributed.is_first():
             self._lock.check()
             plain = {key: _plain(value) for key, value in metrics.items()}
-            self._append((json.dumps(plain) + "\n").encode())
+            append(self._metrics, (json.dumps(plain) + "\n").encode())
             self._tell_tracker(plain)
         if not math.isfinite(float(metrics.get("loss", 0.0))):
             raise UserError(
                 f"{self.directory}: the loss at step {metrics['step']} is {metrics['loss']}: lower the learning rate or use precision=fp32"
             )
-
-    def _append(self, lines: bytes) -> None:
-        while lines:  # a full disk takes a part of it first
-            lines = lines[self._metrics.write(lines) :]
 
     def _tell_tracker(self, metrics: dict[str, Any]) -> None:
         if self._tracker is not None:
@@ -247,15 +241,14 @@ class Run:
     def resume(self) -> dict[str, Any] | None:
         """The newest whole state, with the metrics cut back to its step; None at a fresh start. From here on the tracker is told."""
         with distributed.first_process_first():  # which drops states that cannot be used
-            held = self._metrics_path.stat().st_size
-            state = load_newest_state(self.directory / "state", torch.device("cpu"), lambda state: state["metrics_bytes"] <= held)
+            logged = self._metrics_path.read_bytes()
+            state = load_newest_state(self.directory / "state", torch.device("cpu"), functools.partial(belong_together, logged))
         step = state["step"] if state else 0
         distributed.check_same("the step to go on from", step)
         if distributed.is_first():
-            seen = last_logged_step(self._metrics_path)
             self._metrics.truncate(state["metrics_bytes"] if state else 0)
             self._metrics.seek(0, os.SEEK_END)
-            tracked = TrackedRun(self.directory, self.run_id, asdict(self.config), first_step=step + 1, seen=seen)
+            tracked = TrackedRun(self.directory, self.run_id, asdict(self.config), first_step=step + 1, seen=last_step(logged))
             self._tracker = open_tracker(self.config.logger, tracked)
         return state
 
@@ -263,7 +256,7 @@ class Run:
         """Begin with the metrics of the run that this one branches off, in the tracker as well."""
         if distributed.is_first():
             self._metrics.truncate(0)
-            self._append(lines)
+            append(self._metrics, lines)
             for line in lines.splitlines():
                 self._tell_tracker(json.loads(line))
 
@@ -301,14 +294,6 @@ class Run:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def last_logged_step(path: Path) -> int:
-    """The step of the last whole line of a metrics file, 0 where there is none."""
-    if not path.exists():
-        return 0
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    return json.loads(whole.rpartition(b"\n")[2])["step"] if whole else 0
 
 
 def read_summary(directory: Path) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """The table of all runs below a folder: ``python -m chessrl.runs outputs=DIR [keys=rl.steps,algorithm.beta]``, ``load_runs`` in a notebook.
 
-Only files are read, and a run that is at work is not disturbed.
+Only files are read, and a run that is at work is not disturbed. A run whose files are damaged is a row that says so.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,15 +14,16 @@ from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from chessrl.command import parse_settings, run_command
-from chessrl.config import ModelConfig
+from chessrl.config import STAGES, ModelConfig
 from chessrl.errors import UserError
+from chessrl.lock import at_work
 from chessrl.model import Cost
 
-STAGES = ("pretrain", "sft", "rl")
 SPLITS = ("test", "validation")  # the first one that a run was measured on stands in the table
-HEARTBEAT_STALE_S = 120.0  # a run whose lock was not touched for so long is not at work any more
+STALE = "interrupted (stale lock)"
 COLUMNS = (
     "run", "stage", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "tokens", "loss",
     "pretrain_flops", "sft_flops", "rl_flops", "pass_at_1", "pass_at_1_split", "wall_s", "parent", "code", "error", "directory",
@@ -44,8 +44,9 @@ class RunsSettings:
 def load_runs(folder: str | Path, keys: Sequence[str] = ()) -> pd.DataFrame:
     """One row per run directory of a stage directly below ``folder``, COLUMNS and then ``keys`` (dotted configuration keys), in pipeline order.
 
-    state: running, interrupted, failed, completed, or killed (its status says running, but no process is at work). parameters: N, without
-    embeddings. pretrain_tokens, pretrain_loss: T and L (nats per move token, validation) of the pretrained ancestor. loss: the last logged.
+    state: running, interrupted, failed, completed, "interrupted (stale lock)" (its status says running, but no process is at work) or unknown
+    (status.json is damaged: ``error`` says so). parameters: N, without embeddings. pretrain_tokens, pretrain_loss: T and L (nats per move token,
+    validation) of the pretrained ancestor. loss: the last logged.
     *_flops: by stage, ancestors included (6NT; RL as in its loop). wall_s: seconds of work, interruptions left out. pass_at_1: over all
     puzzles of the split, accepted by the line. What is not known (yet) is missing (NaN). Raises UserError where there is no such folder.
     """
@@ -63,8 +64,9 @@ def load_runs(folder: str | Path, keys: Sequence[str] = ()) -> pd.DataFrame:
 
 def run_row(directory: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     """What the directory's own files say."""
-    status, summary = _read_json(directory / "status.json"), _read_json(directory / "summary.json")
-    config = OmegaConf.load(directory / "config.yaml") if (directory / "config.yaml").is_file() else OmegaConf.create()
+    damaged: list[str] = []
+    status, summary = (_read_json(directory / name, damaged) for name in ("status.json", "summary.json"))
+    config = _read_config(directory / "config.yaml", damaged)
     last, validation, wall_s = read_metrics(directory / "metrics.jsonl")
     stage = directory.name.partition("-")[0]
     spent = summary.get("flops_by_stage") or {stage: last.get("flops")}
@@ -73,7 +75,7 @@ def run_row(directory: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
         "stage": stage,
         "state": state_of(directory, status),
         "model": OmegaConf.select(config, "model.name"),
-        "parameters": summary["parameters"]["without_embeddings"] if summary else parameters_of(config),
+        "parameters": summary["parameters"]["without_embeddings"] if "parameters" in summary else parameters_of(config),
         "step": last.get("step"),
         "tokens": last.get("tokens"),
         "loss": last.get("loss"),
@@ -81,7 +83,7 @@ def run_row(directory: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
         "wall_s": wall_s,
         "parent": Path(OmegaConf.select(config, "parent") or "").name or None,
         "code": status.get("code"),
-        "error": status.get("error"),
+        "error": f"damaged: {', '.join(damaged)}" if damaged else status.get("error"),
         "directory": str(directory),
         **dict(zip(("pass_at_1", "pass_at_1_split"), pass_at_1(directory))),
         **{key: _plain(OmegaConf.select(config, key)) for key in keys},
@@ -104,34 +106,19 @@ def _add_ancestor(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
 
 
 def state_of(directory: Path, status: dict[str, Any]) -> str:
+    """What status.json says, but for a process that was killed before it could say that it ended."""
     state = status.get("state", "unknown")
-    return "killed" if state == "running" and not at_work(directory / "lock") else state
-
-
-def at_work(lock: Path) -> bool:
-    """Whether a process holds the run: its lock was touched a moment ago, and the process is not known to be dead.
-
-    The lock is only looked at: trying to take it would make a run that starts at the same moment believe that it is held.
-    """
-    try:
-        age_s = time.time() - lock.stat().st_mtime
-        holder = json.loads(lock.read_text() or "{}")
-    except (FileNotFoundError, json.JSONDecodeError):
-        return False
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists() and holder.get("boot") == boot.read_text().strip():
-        return Path(f"/proc/{holder['pid']}").exists()
-    return age_s < HEARTBEAT_STALE_S
+    return STALE if state == "running" and not at_work(directory / "lock") else state
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Any], float | None, float | None]:
     """The last logged step, the last validation loss, and the seconds of work; a line cut short by a crash is passed over."""
     last: dict[str, Any] = {}
     validation, earlier_s, previous_s = None, 0.0, 0.0
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             last = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:
             continue
         validation = last.get("validation/loss", validation)
         now_s = last.get("time/wall_s", previous_s)
@@ -161,8 +148,27 @@ def pass_at_1(directory: Path) -> tuple[float | None, str | None]:
     return (max(found[split])[1], split) if split else (None, None)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _read_json(path: Path, damaged: list[str]) -> dict[str, Any]:
+    """Empty where there is no such file; one that cannot be read is noted in ``damaged``."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        damaged.append(path.name)
+        return {}
+
+
+def _read_config(path: Path, damaged: list[str]) -> DictConfig:
+    """As ``_read_json``."""
+    if path.is_file():
+        try:
+            if isinstance(config := OmegaConf.load(path), DictConfig):
+                return config
+        except (YAMLError, UnicodeDecodeError, OSError):  # OmegaConf's word for a file of one bare value is OSError
+            pass
+        damaged.append(path.name)
+    return OmegaConf.create()
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -16,6 +17,9 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# A stop signal so soon after another is the same wish by a second way, and no demand to stop at once: Slurm signals every process of a job, so
+# that a stage has a signal from it and from its pipeline, and sends SIGTERM ahead of the SIGUSR2 that submitit requeues on.
+SAME_WISH_S = 2.0
 
 
 class Interrupted(BaseException):
@@ -28,18 +32,22 @@ class Interrupted(BaseException):
 
 @dataclass(slots=True)
 class StopHandler:
-    """Our handler of one signal, in front of an ``earlier`` one."""
+    """Our handler of one signal, in front of an ``earlier`` one. ``wishes``: when a stop was asked for, in this context or one around it."""
 
     note: Callable[[int], None]
     earlier: Any
     received: list[int]
+    wishes: list[float]
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         handler: Any = self
         while isinstance(handler, StopHandler):
             handler.received.append(number)
             handler = handler.earlier
-        self.note(number)
+        now = time.monotonic()
+        if not self.wishes or now - self.wishes[-1] >= SAME_WISH_S:
+            self.wishes.append(now)
+            self.note(number)
 
 
 def stop_at_once(number: int) -> None:
@@ -49,12 +57,14 @@ def stop_at_once(number: int) -> None:
 @contextmanager
 def stop_signals(note: Callable[[int], None] = stop_at_once) -> Iterator[list[int]]:
     """Within it a stop signal calls ``note(number)``; afterwards the handlers are as before. Contexts nest: the innermost one decides.
-    A signal that is ignored meanwhile stays so: the process is about to end by itself.
+    Signals within ``SAME_WISH_S`` count as one. A signal that is ignored meanwhile stays so: the process is about to end by itself.
 
     Yields the list of the signals received while it or one within it stood.
     """
     received: list[int] = []
-    handlers = [StopHandler(note, signal.getsignal(number), received) for number in STOP_SIGNALS]
+    earlier = [signal.getsignal(number) for number in STOP_SIGNALS]
+    wishes = next((handler.wishes for handler in earlier if isinstance(handler, StopHandler)), [])
+    handlers = [StopHandler(note, handler, received, wishes) for handler in earlier]
     for number, handler in zip(STOP_SIGNALS, handlers):
         signal.signal(number, handler)
     try:
@@ -65,13 +75,14 @@ def stop_signals(note: Callable[[int], None] = stop_at_once) -> Iterator[list[in
                 signal.signal(number, handler.earlier)
 
 
-def call_earlier(number: int) -> None:
-    """Call the handler that someone else had installed for a signal before ours (submitit's requeues the job), where there is one."""
-    handler = signal.getsignal(number)
-    while isinstance(handler, StopHandler):
-        handler = handler.earlier
-    if callable(handler) and handler is not signal.default_int_handler:
-        handler(number, None)
+def call_earlier(received: Iterable[int]) -> None:
+    """Call what someone else had installed before ours for each of the signals ``received`` (submitit requeues the job on one of them)."""
+    for number in dict.fromkeys(received):
+        handler = signal.getsignal(number)
+        while isinstance(handler, StopHandler):
+            handler = handler.earlier
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, None)
 
 
 def die_with_parent(number: int) -> None:

@@ -1,68 +1,36 @@
-"""A sweep: ``-m`` and several values of a key make one job of each combination, carried out by a Hydra launcher.
+"""A sweep: ``-m`` and several values of a key make one job of each combination, carried out by a Hydra launcher (``chessrl.jobs``).
 
-A job that fails stops no other. Each leaves a record in the sweep's folder, whichever process or machine it ran on; the last lines and the exit
-status are made of them. Nothing of a run lives in that folder: runs are found by their hash, so a sweep started again goes on where it stopped.
+A job that fails stops no other, unless ``run.fail_fast`` asks for it. The last lines and the exit status are made of the jobs' records. Nothing of
+a run lives in the sweep's folder: runs are found by their hash, so a sweep started again goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from chessrl.children import quoted
 from chessrl.config import Config
-from chessrl.errors import UserError
-from chessrl.launch import CONF, compose, explain, fail, first_line, outcome
-from chessrl.signals import STOP_SIGNALS, call_earlier, die_with_parent, stop_signals
-
-STOPPED = {128 + number for number in STOP_SIGNALS}  # somebody asked the job to stop
-LAUNCHER_KEYS = ("launcher=", "hydra/", "hydra.")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One combination. ``overrides`` are its command line; ``label`` is what tells it from the others."""
-
-    number: int
-    overrides: tuple[str, ...]
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """How a job ended: a shell's status, the error in one line, and the file its output went to (empty: the terminal)."""
-
-    status: int
-    error: str
-    log: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the launcher is asked to do. ``threads`` is a job's share of the cores, 0 where it has them all."""
-
-    command: str
-    folder: Path
-    jobs: tuple[Job, ...]
-    threads: int
-    sweep_pid: int
-
+from chessrl.errors import UserError, make_folder
+from chessrl.jobs import LAUNCHER_KEYS, STOPPED, SWEEP_STOPPED, Job, Plan, carry_out, read_record, workers
+from chessrl.launch import CONF, compose, explain, fail
+from chessrl.lock import Holder
+from chessrl.signals import Interrupted, stop_signals
 
 # ---- before the first job ----------------------------------------------------------------------------------------------------------------
 
@@ -83,21 +51,32 @@ def run_sweep(name: str, overrides: list[str], work: Callable[[Config], int | No
     def job(config: DictConfig) -> None:
         carry_out(plan, work, config)
 
-    sys.argv[1:] = ["-m", *overrides, f"hydra.sweep.dir={_quoted(plan.folder)}"]
-    stopped = 0
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
-    except KeyboardInterrupt:
-        stopped = 128 + signal.SIGINT
-    except SystemExit as stop:
-        stopped = int(stop.code or 0)
-    return report(plan, stopped)
+    sys.argv[1:] = ["-m", *overrides, f"hydra.sweep.dir={quoted(plan.folder)}"]
+    ended = 0
+    with stop_signals(functools.partial(stop_jobs, plan)) as received:
+        try:
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+        except Interrupted as stop:
+            ended = 128 + stop.number
+        except SystemExit as stop:
+            ended = int(stop.code or 0)
+    return report(plan, 128 + received[0] if received else ended)
 
 
-def _quoted(path: Path) -> str:
-    from chessrl.pipeline import quoted  # here: it imports torch, which a misspelt key need not wait for
-
-    return quoted(path)
+def stop_jobs(plan: Plan, number: int) -> None:
+    """A stop signal: the jobs at work on this machine save their states and end, and no other is begun. Asked again, they are not waited for."""
+    marker = plan.folder / SWEEP_STOPPED
+    if plan.launcher == "BasicLauncher" or marker.exists():
+        raise Interrupted(number)
+    name = signal.Signals(number).name
+    if plan.launcher == "SlurmLauncher":
+        print(f"\n{name}: the jobs stay in Slurm's hands (squeue shows them, scancel ends them)", file=sys.stderr, flush=True)
+        raise Interrupted(number)
+    print(f"\n{name}: the jobs at work save their states and stop (once more to stop at once)", file=sys.stderr, flush=True)
+    marker.touch()
+    for worker in workers(plan):
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGTERM)
 
 
 def all_choices(name: str, overrides: Sequence[str]) -> list[list[str]]:
@@ -117,6 +96,8 @@ def read_choices(overrides: Sequence[str]) -> list[list[str]]:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             for override in parser.parse_overrides(list(overrides)):
                 key = override.get_key_element()
+                if getattr(override.value(), "shuffle", False):  # drawn again whenever it is read: a job's number would not say which job it is
+                    raise UserError(f"{override.input_line}: expected the values in an order, without shuffle()")
                 if not override.is_sweep_override():
                     choices[key] = [f"{key}={override.get_value_element_as_str()}"]
                 elif override.is_discrete_sweep():
@@ -151,11 +132,13 @@ def make_plan(name: str, choices: list[list[str]]) -> Plan:
     first = [values[0] for values in choices]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose(name, first, return_hydra_config=True)
-    outputs = Path(config.outputs) / "sweeps"
-    outputs.mkdir(parents=True, exist_ok=True)
+    launcher = config.hydra.launcher._target_.rpartition(".")[2]
+    if launcher == "SlurmLauncher" and not shutil.which("srun"):
+        raise UserError("launcher=submitit_slurm: there is no srun here: start it on a machine of the cluster, or try launcher=submitit_local")
+    outputs = make_folder(Path(config.outputs) / "sweeps", "outputs")
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=outputs)).resolve()  # never that of another sweep, started in the same second
     threads = threads_per_job(jobs_at_once(config.hydra, len(jobs)))
-    return Plan(config.hydra.help.app_name, folder, tuple(jobs), threads, os.getpid())
+    return Plan(config.hydra.help.app_name, folder, tuple(jobs), threads, launcher, Holder.this_process())
 
 
 def cores() -> int:
@@ -182,84 +165,7 @@ def threads_per_job(at_once: int) -> int:
     return min(share, int(bound)) if bound.isdigit() and int(bound) else share
 
 
-# ---- one job -----------------------------------------------------------------------------------------------------------------------------
-
-
-def carry_out(plan: Plan, work: Callable[[Config], int | None], config: DictConfig) -> None:
-    """One job, in whatever process the launcher put it: its work, and a record of how that ended. Only the end of the whole sweep is raised."""
-    job = plan.jobs[HydraConfig.get().job.num]
-    place = f"[job {job.number + 1} of {len(plan.jobs)}] {job.label}"
-    beside = os.getpid() != plan.sweep_pid and "SUBMITIT_EXECUTOR" not in os.environ  # a worker of joblib; submitit keeps logs of its own
-    if beside and os.getppid() != plan.sweep_pid:
-        return  # the sweep was killed: what its queue still holds is not begun
-    if beside:
-        die_with_parent(signal.SIGTERM)  # however the sweep dies: the stage then saves its state and stops
-        log = plan.folder / f"job-{job.number}.log"
-        print(f"{place}: begun, output in {log}", flush=True)
-        with output_to(log), stop_signals() as received:
-            record = attempt(plan, work, config, str(log))
-        print(f"{place}: {'completed' if record.status == 0 else f'ended with status {record.status}'}", flush=True)
-    else:
-        print(f"\n{place}", flush=True)
-        with stop_signals() as received:
-            record = attempt(plan, work, config, "")
-    write_record(plan.folder, job.number, record)
-    if received and record.status:
-        call_earlier(received[0])  # submitit's puts the job into the queue again
-    if record.status in STOPPED and os.getpid() == plan.sweep_pid:
-        sys.exit(record.status)  # the signal was meant for all that this process does
-
-
-def attempt(plan: Plan, work: Callable[[Config], int | None], config: DictConfig, log: str) -> Record:
-    """Do the job with its share of the cores; a bug in it is shown and recorded, and stops no other."""
-    try:
-        status, error = outcome(plan.command, work, config, plan.threads)
-        return Record(status, error, log)
-    except Exception as error:  # the border between jobs
-        traceback.print_exc()
-        return Record(1, f"{type(error).__name__}: {first_line(error)}", log)
-
-
-def stage_overrides(config: Config) -> list[str]:
-    """The pipeline's overrides as its stages get them: without the launcher's, with this job's share of the cores."""
-    shares = {"run.threads": config.run.threads, "engine.workers": config.engine.workers}
-    given = [override for override in HydraConfig.get().overrides.task if not override.startswith(LAUNCHER_KEYS)]
-    kept = [override for override in given if override.partition("=")[0] not in shares]
-    return kept + [f"{key}={value}" for key, value in shares.items() if value]
-
-
-@contextmanager
-def output_to(path: Path) -> Iterator[None]:
-    """What this process and its children print goes to the file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [(os.dup(descriptor), descriptor) for descriptor in (1, 2)]
-    with path.open("ab") as file:
-        for _, descriptor in saved:
-            os.dup2(file.fileno(), descriptor)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for copy, descriptor in saved:
-            os.dup2(copy, descriptor)
-            os.close(copy)
-
-
 # ---- after the last job ------------------------------------------------------------------------------------------------------------------
-
-
-def write_record(folder: Path, number: int, record: Record) -> None:
-    temporary = folder / f".job-{number}.tmp"
-    temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
-    temporary.replace(folder / f"job-{number}.json")
-
-
-def read_record(folder: Path, number: int) -> Record | None:
-    """None for a job that was not begun, or was killed before it could say how it ended."""
-    path = folder / f"job-{number}.json"
-    return Record(**json.loads(path.read_text())) if path.exists() else None
 
 
 def report(plan: Plan, stopped: int) -> int:
@@ -282,4 +188,4 @@ def report(plan: Plan, stopped: int) -> int:
         for job in rest:
             print(f"  {plan.command} {shlex.join(job.overrides)}")
         print("the sweep's own command again skips what is finished and goes on with the rest", flush=True)
-    return max([stopped, *(record.status for record in records.values() if record), int(bool(rest))])
+    return max([*(record.status for record in records.values() if record), stopped, 1]) if rest else 0

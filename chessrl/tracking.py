@@ -36,7 +36,9 @@ class TrackedRun:
         """Kept in the run directory. Two folders may hold runs of one configuration, so the run's id alone would mix them up."""
         path = self.directory / ID_FILE
         if not path.exists():
-            path.write_text(json.dumps({"id": f"{self.run_id}-{secrets.token_hex(4)}"}) + "\n")
+            whole = path.with_suffix(".tmp")  # renamed when it is whole: half an id after a kill would be in the way of every resume
+            whole.write_text(json.dumps({"id": f"{self.run_id}-{secrets.token_hex(4)}"}) + "\n")
+            whole.replace(path)
         return json.loads(path.read_text())["id"]
 
 

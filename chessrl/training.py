@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from chessrl import distributed, notation
+from chessrl.children import RUN_DIRECTORY_FILE
 from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
-from chessrl.run import RUN_DIRECTORY_FILE, Run, resolve_device
+from chessrl.run import Run, resolve_device
 from chessrl.signals import Interrupted, stop_signals
 
 GIVEN = 0  # the part of an example that carries no loss

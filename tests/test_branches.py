@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from chessrl.config import OptimizerConfig
 from chessrl.training import learning_rate, stable_steps, warmup_steps
 from tests import tiny
 
+ROOT = Path(__file__).parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 WSD = ["pretrain.optimizer.schedule=wsd", "pretrain.optimizer.warmup_steps=2", "pretrain.save_steps=[3]"]
 
 
@@ -97,3 +101,37 @@ def test_a_damaged_state_of_the_family_costs_time_and_not_the_run(alone, tiny_ru
     state.write_bytes(state.read_bytes()[:-100])
     assert_same_run(run_of(outputs, 20_000), alone)
     assert "is damaged" in capsys.readouterr().out
+
+
+def test_the_metrics_of_a_sibling_that_are_being_made_again_are_not_taken(alone, tiny_runs, tmp_path, capsys):
+    """A sibling that was killed after it kept its state goes on from before it: its lines then have other times, and so other lengths."""
+    outputs = tiny.share_data(tmp_path, tiny_runs)
+    short = run_of(outputs, 12_000)
+    metrics = (short / "metrics.jsonl").read_text()
+    (short / "metrics.jsonl").write_text(metrics.replace('"time/wall_s": ', '"time/wall_s": 12345678'))
+    capsys.readouterr()
+    assert_same_run(run_of(outputs, 20_000), alone)
+    assert "going on from there" not in capsys.readouterr().out
+    assert list(short.glob("stable-*/step-*.pt")), "another run's state was removed"
+
+
+@pytest.mark.long
+def test_two_processes_branch_off_as_one_does(tiny_runs, tmp_path):
+    """A run of one process, continued by two in a longer one; in float64, since sums of gradients are taken in another order."""
+    lengths, precision = (12_000, 20_000), ["run.precision=fp64"]
+    folders = [tiny.share_data(tmp_path / name, tiny_runs) for name in ("one", "two")]
+    one, two = ([run_of(outputs, tokens, *precision) for tokens in lengths[:count]] for outputs, count in zip(folders, (2, 1)))
+    overrides = [*WSD, *precision, f"pretrain.tokens={lengths[1]}", f"outputs={folders[1]}"]
+    command = [*TORCHRUN, "-m", "pretrain", "experiment=toy", *tiny.MODEL, *tiny.SIZES, *overrides]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stderr.count(f"those of {two[0]}, going on from there") + process.stdout.count(f"those of {two[0]}, going on from there") == 1
+    longer = folders[1] / one[1].name
+    lines = [tiny.metrics_of(directory) for directory in (one[1], longer)]
+    assert lines[1][:6] == tiny.metrics_of(two[0])[:6], "the shared steps were made again"
+    assert [line["step"] for line in lines[1]] == list(range(1, len(lines[0]) + 1))
+    for a, b in zip(*lines):
+        assert {key: pytest.approx(value, rel=1e-6, abs=1e-9) for key, value in a.items()} == b
+    states = [torch.load(max((directory / "state").glob("step-*.pt")), weights_only=True)["model"] for directory in (one[1], longer)]
+    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-9
+    assert (longer / "models" / "step-3").is_dir()

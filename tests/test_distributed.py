@@ -18,6 +18,7 @@ import torch
 from chessrl import distributed, notation
 from chessrl.errors import UserError
 from chessrl.launch import launch
+from chessrl.runs import load_runs
 from chessrl.sampler import Rollout
 from chessrl.training import own_micro_batches
 from rl import train as rl
@@ -204,6 +205,7 @@ def test_a_dead_process_ends_the_run_with_a_clear_message_and_it_goes_on(victim,
     assert f"process {survivor} of 2 lost contact to another one" in died.stderr
     (directory,) = outputs.glob("pretrain-*")
     assert status_of(directory)["state"] == ("failed" if victim == "1" else "running")
+    assert list(load_runs(outputs)["state"]) == ["failed" if victim == "1" else "interrupted (stale lock)"]
     steps = len(tiny.metrics_of(directory))
     assert 5 <= steps <= 6 and newest_state(directory)["step"] in (4, 6)
 
@@ -244,11 +246,26 @@ def test_a_signal_to_torchrun_saves_the_state_and_stops_all_processes(tiny_runs,
     ],
 )
 def test_torchrun_is_refused_where_processes_would_repeat_each_other(command, arguments, message, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    as_torchrun(monkeypatch)
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     with pytest.raises(SystemExit) as exit_:
         launch(command, lambda config: pytest.fail("work was begun"))
     assert exit_.value.code == 2 and message in capsys.readouterr().err
+
+
+def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("size", ["2", "", "many"])
+def test_a_world_size_that_torchrun_did_not_set_is_one_line(size, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+    with pytest.raises(SystemExit) as exit_:
+        launch("pretrain", lambda config: pytest.fail("work was begun"))
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and f"WORLD_SIZE={size} is set but RANK is not" in error and error.count("\n") == 1
 
 
 def as_process(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:

@@ -17,7 +17,7 @@ from chessrl.config import Config
 from chessrl.engine import find_stockfish
 from chessrl.environment import build_environment
 from chessrl.errors import UserError
-from chessrl.evaluate import evaluate, evaluation_folder, protocol_of, sample_policy
+from chessrl.evaluate import evaluate, evaluation_folder, protocol_of, resolve, sample_policy
 from chessrl.puzzles import prompt_tokens
 from chessrl.sampler import OUTCOMES, SamplingSettings, rollout
 from chessrl.verifier import environment_of
@@ -142,12 +142,18 @@ def test_tables_follow_from_the_samples_and_a_second_call_skips(stage, protocol,
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "a temporary folder was left"
 
 
+def folder_of(runs: dict[str, Path], stage: str, *overrides: str) -> Path:
+    config = configured(runs, stage, *overrides)
+    resolve(config)
+    return evaluation_folder(config)
+
+
 def test_what_changes_numbers_changes_the_folder_and_batch_size_does_not(runs):
-    base = evaluation_folder(configured(runs, "rl"))
-    assert evaluation_folder(configured(runs, "rl", "evaluate.batch=3")) == base
-    assert evaluation_folder(configured(runs, "rl", "evaluate.protocol=think")) == base  # what auto means
+    base = folder_of(runs, "rl")
+    assert folder_of(runs, "rl", "evaluate.batch=3") == base
+    assert folder_of(runs, "rl", "evaluate.protocol=think") == base  # what auto means
     changes = ("seed=1", "temperature=0.5", "split=validation", "spelling=strict", "verifier=engine")
-    assert len({base, *(evaluation_folder(configured(runs, "rl", f"evaluate.{change}")) for change in changes)}) == 1 + len(changes)
+    assert len({base, *(folder_of(runs, "rl", f"evaluate.{change}") for change in changes)}) == 1 + len(changes)
 
 
 def test_auto_is_what_the_policy_was_trained_with_and_other_tokens_are_refused():

@@ -17,11 +17,13 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from chessrl.children import quoted
 from chessrl.config import Config, PipelineConfig
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError
 from chessrl.launch import compose
-from chessrl.pipeline import StageFailed, quoted, run_child, run_pipeline
+from chessrl.pipeline import StageFailed, run_pipeline, run_stage_command
+from chessrl.signals import Interrupted
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -176,16 +178,16 @@ def test_a_signal_reaches_the_stage_and_the_pipeline_ends_with_its_status(tiny_r
 
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 128 + 9)])
-def test_a_failed_child_stops_the_pipeline_with_a_shells_status(code, status, tmp_path):
+def test_a_failed_child_stops_the_pipeline_with_a_shells_status(code, status):
     with pytest.raises(StageFailed, match=f"ended with status {status}") as error:
-        run_child([sys.executable, "-c", code], tmp_path / "directory")
+        run_stage_command([sys.executable, "-c", code])
     assert error.value.status == status
 
 
-def test_a_child_tells_where_its_run_is(tmp_path):
+def test_a_child_tells_where_its_run_is():
     code = "import os; open(os.environ['CHESSRL_RUN_DIRECTORY_FILE'], 'w').write('outputs/x')"
-    assert run_child([sys.executable, "-c", code], tmp_path / "a") == Path("outputs/x")
-    assert run_child([sys.executable, "-c", ""], tmp_path / "b") is None
+    assert run_stage_command([sys.executable, "-c", code]) == (Path("outputs/x"), [])
+    assert run_stage_command([sys.executable, "-c", ""]) == (None, [])
     assert "CHESSRL_RUN_DIRECTORY_FILE" not in os.environ
 
 
@@ -211,7 +213,7 @@ def test_an_interrupted_rerun_goes_on_where_it_was_and_a_finished_one_starts_ane
     called: list[tuple[str, list[str]]] = []
     failing = "sft"
 
-    def child(arguments: list[str], result: Path) -> Path | None:
+    def child(arguments: list[str]) -> tuple[Path | None, list[int]]:
         module, overrides = arguments[2], arguments[3:]
         called.append((module, [override for override in overrides if override.startswith("parent=")]))
         if module == failing:
@@ -219,9 +221,9 @@ def test_an_interrupted_rerun_goes_on_where_it_was_and_a_finished_one_starts_ane
         directory = tmp_path / f"{module}-{len(called)}"
         directory.mkdir()
         (directory / "status.json").write_text('{"state": "completed"}')
-        return directory
+        return directory, []
 
-    monkeypatch.setattr("chessrl.pipeline.run_child", child)
+    monkeypatch.setattr("chessrl.pipeline.run_stage_command", child)
     config = compose("chessrl", ["model=nano", "run.rerun=true", "pipeline.evaluate=false", "pipeline.report=false", f"outputs={quoted(tmp_path)}"])
     with pytest.raises(StageFailed):
         run_pipeline(config, ["run.rerun=true"])
@@ -232,6 +234,20 @@ def test_an_interrupted_rerun_goes_on_where_it_was_and_a_finished_one_starts_ane
     run_pipeline(config, ["run.rerun=true"])
     assert [module for module, _ in called[4:]] == ["pretrain", "sft", "rl"]
     assert not list(tmp_path.glob(".rerun-*"))
+
+
+def test_a_signal_in_the_last_step_of_a_stage_ends_the_pipeline_after_it(tmp_path, monkeypatch):
+    called = []
+
+    def child(arguments: list[str]) -> tuple[Path | None, list[int]]:
+        called.append(arguments[2])
+        return tmp_path / "x", [signal.SIGINT] if arguments[2] == "sft" else []
+
+    monkeypatch.setattr("chessrl.pipeline.run_stage_command", child)
+    config = compose("chessrl", ["model=nano", f"outputs={quoted(tmp_path)}"])
+    with pytest.raises(Interrupted, match="SIGINT"):
+        run_pipeline(config, [])
+    assert called == ["pretrain", "sft"]
 
 
 @pytest.mark.parametrize("stages", [["sft"], ["pretrain", "rl"], ["pretrain", "distil"]])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from chessrl import lock, world
+from chessrl import lock, signals, world
 from chessrl.config import Config, RunConfig, local, neutral
 from chessrl.errors import UserError
 from chessrl.lock import Lock
@@ -176,7 +176,9 @@ def test_a_signal_in_the_last_step_lets_the_run_finish(settings):
     assert_counted(only_directory(settings))
 
 
-def test_a_second_signal_stops_at_once(settings):
+def test_a_second_signal_stops_at_once(settings, monkeypatch):
+    monkeypatch.setattr(signals, "SAME_WISH_S", 0.0)
+
     def twice() -> None:
         stop()
         stop()

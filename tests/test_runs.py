@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -82,25 +81,35 @@ def test_wall_time_adds_up_over_resumes_and_a_torn_line_is_passed_over(tmp_path)
 
 def test_running_is_told_from_killed_by_the_lock(tmp_path):
     directory = make_run(tmp_path, "rl-a", "running")
-    assert row_of(tmp_path, "rl-a")["state"] == "killed"  # no lock at all
+    assert row_of(tmp_path, "rl-a")["state"] == "interrupted (stale lock)"  # no lock at all
     lock = directory / "lock"
     lock.write_text("")
     assert row_of(tmp_path, "rl-a")["state"] == "running"
-    old = time.time() - 2 * runs.HEARTBEAT_STALE_S
-    os.utime(lock, (old, old))
-    assert row_of(tmp_path, "rl-a")["state"] == "killed"
+    os.utime(lock, (0, 0))
+    assert row_of(tmp_path, "rl-a")["state"] == "interrupted (stale lock)"
+    lock.write_text(json.dumps({"host": "node7", "boot": "another", "space": "", "pid": 1}))
+    assert row_of(tmp_path, "rl-a")["state"] == "running"
 
 
-@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="only Linux names the running kernel")
-def test_a_dead_process_of_this_machine_holds_no_run_however_fresh_its_lock(tmp_path):
-    lock = make_run(tmp_path, "rl-a", "running") / "lock"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    lock.write_text(json.dumps({"host": "here", "boot": boot, "pid": 2**22 + 1}))  # beyond the highest process id of Linux
-    assert row_of(tmp_path, "rl-a")["state"] == "killed"
-    lock.write_text(json.dumps({"host": "here", "boot": boot, "pid": os.getpid()}))
-    assert row_of(tmp_path, "rl-a")["state"] == "running"
-    lock.write_text(json.dumps({"host": "there", "boot": "another", "pid": 2**22 + 1}))
-    assert row_of(tmp_path, "rl-a")["state"] == "running"
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"state"', "\0\0\0"])
+@pytest.mark.parametrize("name", ["status.json", "summary.json", "config.yaml"])
+def test_a_run_whose_files_are_damaged_is_a_row_that_says_so_and_hides_no_other(damage, name, outputs, tiny_runs):
+    directory = outputs / tiny_runs["sft"].name
+    (directory / name).write_text(damage)
+    table = load_runs(outputs)
+    assert list(table["run"]) == [tiny_runs[stage].name for stage in ("pretrain", "sft", "rl")]
+    row = row_of(outputs, directory.name)
+    if (name, damage) != ("config.yaml", ""):  # an empty YAML file is an empty configuration
+        assert row["error"] == f"damaged: {name}"
+    assert row["state"] == ("unknown" if name == "status.json" else "completed")
+    assert prune.plan(prune.PruneSettings(str(outputs)))[1] == (name == "status.json"), "what cannot be read may not be pruned"
+
+
+def test_metrics_with_bytes_that_are_no_text_are_passed_over(tmp_path):
+    directory = make_run(tmp_path, "rl-a", lines='{"step": 1, "loss": 2.0}\n')
+    with (directory / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\xff\xfe\n")
+    assert row_of(tmp_path, "rl-a")["step"] == 1
 
 
 def test_pass_at_1_is_the_test_splits_where_there_is_one(tmp_path):
@@ -185,6 +194,18 @@ def test_the_rule_for_step_checkpoints(steps, kept, outputs, checkpointed):
     prune.main([f"outputs={outputs}", f"steps={steps}", "states=false", "apply=true"])
     assert steps_of(checkpointed) == {f"step-{step}" for step in kept}
     assert (checkpointed / "state").is_dir()
+
+
+def test_branches_states_go_only_when_asked_and_what_a_link_leads_to_never(outputs, checkpointed, tmp_path_factory):
+    family = checkpointed / "stable-0123"
+    shutil.copytree(checkpointed / "state", family)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "state"
+    shutil.move(checkpointed / "state", elsewhere)
+    (checkpointed / "state").symlink_to(elsewhere)
+    prune.main([f"outputs={outputs}", "apply=true"])
+    assert family.is_dir() and list(elsewhere.iterdir()) and (checkpointed / "state").is_symlink()
+    prune.main([f"outputs={outputs}", "branches=true", "apply=true"])
+    assert not family.exists() and list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("steps", ["some", "4,last", "-1", ""])

@@ -12,6 +12,7 @@ from pathlib import Path
 import chess
 import pytest
 
+from chessrl import signals
 from chessrl.config import Config
 from chessrl.corpus import build_corpus
 from chessrl.endgame import load_games
@@ -99,7 +100,38 @@ def test_ctrl_c_before_the_run_directory_is_one_line(monkeypatch, tmp_path, caps
     assert capsys.readouterr() == ("rl: stopped by SIGINT; the same command goes on from there\n", "")
 
 
-def test_the_innermost_context_decides_and_all_are_undone():
+def test_a_signal_that_comes_twice_by_two_ways_is_one_wish_and_a_later_one_another(monkeypatch):
+    """Slurm signals the pipeline and its stage, and the pipeline its stage: the second one must not stop the saving."""
+    noted = []
+    with stop_signals() as outer:
+        with stop_signals(noted.append):
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2):
+                send(number)
+        send(signal.SIGUSR2)  # ... nor what an outer context does after it
+        assert noted == [signal.SIGTERM] and outer == [signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR2]
+        monkeypatch.setattr(signals, "SAME_WISH_S", 0.0)
+        with pytest.raises(Interrupted):
+            send(signal.SIGUSR2)
+
+
+def test_all_handlers_of_the_received_signals_run():
+    """submitit's of SIGTERM does nothing, its of SIGUSR2, which follows at a preemption, requeues."""
+    seen = []
+    earlier = {number: signal.signal(number, lambda number, frame: seen.append(number)) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        with stop_signals(lambda number: None) as received:
+            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+                send(number)
+        assert seen == []
+        call_earlier(received)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    assert seen == [signal.SIGTERM, signal.SIGUSR2]
+
+
+def test_the_innermost_context_decides_and_all_are_undone(monkeypatch):
+    monkeypatch.setattr(signals, "SAME_WISH_S", 0.0)
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     noted = []
     with pytest.raises(Interrupted), stop_signals() as outer:
@@ -124,8 +156,7 @@ def test_a_signal_ignored_within_stays_ignored_until_the_process_ends():
 
 def test_default_handlers_are_not_called_as_if_they_were_someones():
     with stop_signals() as received:
-        for number in STOP_SIGNALS:
-            call_earlier(number)
+        call_earlier(STOP_SIGNALS)
     assert received == []
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,8 +17,11 @@ from omegaconf import OmegaConf
 from chessrl import sweep
 from chessrl.config import Config
 from chessrl.errors import UserError
+from chessrl.jobs import Job, Plan, Record, write_record
 from chessrl.launch import CONF, launch
+from chessrl.lock import Holder
 from chessrl.run import Run
+from chessrl.signals import stop_signals
 from pretrain.__main__ import work as pretrain_work
 from tests import tiny
 
@@ -39,13 +41,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def launchers() -> list[str]:
-    """Launchers of the extra that are installed."""
-    found = importlib.util.find_spec("hydra_plugins")
-    folders = [Path(place) for place in found.submodule_search_locations] if found else []
-    return [name for name in ("joblib", "submitit") if any((folder / f"hydra_{name}_launcher").is_dir() for folder in folders)]
-
-
 # ---- before the first job ----------------------------------------------------------------------------------------------------------------
 
 
@@ -58,6 +53,7 @@ def launchers() -> list[str]:
         (["model=nano,micro,huge", "rl.steps=1,2"], "model=huge: no such preset; known are"),
         (["rl.steps=1,2", "outputs=a=b"], "outputs=a=b: not readable as key=value"),
         (["rl.steps=range(3,1)"], "rl.steps: no value to go through"),
+        (["rl.steps=shuffle(1,2,3)"], "rl.steps=shuffle(1,2,3): expected the values in an order, without shuffle()"),
         (["rl.steps=interval(1,3)"], "rl.steps=interval(1,3): expected values to go through, such as rl.steps=1,2,3"),
     ],
 )
@@ -69,12 +65,6 @@ def test_a_mistake_in_any_value_of_a_sweep_is_one_line_before_any_job(overrides,
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {message}") and output.err.count("\n") == 1 and not output.out
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif("joblib" in launchers(), reason="the launcher is installed")
-def test_a_launcher_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
-    assert swept(monkeypatch, "rl", lambda config: 0, f"outputs={tmp_path}", "launcher=joblib", "rl.steps=1,2") == 2
-    assert capsys.readouterr().err == "error: launcher=joblib needs an extra that is not installed: pip install 'chessrl[cluster]'\n"
 
 
 def test_jobs_are_all_combinations_named_by_what_differs(tmp_path):
@@ -124,20 +114,6 @@ def test_jobs_side_by_side_share_the_cores(monkeypatch):
     assert [sweep.threads_per_job(jobs) for jobs in (1, 2, 3, 20)] == [0, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert [sweep.threads_per_job(jobs) for jobs in (2, 4)] == [3, 2]
-
-
-def test_a_jobs_share_of_the_cores_reaches_the_stages_of_a_pipeline(monkeypatch, tmp_path):
-    seen = []
-
-    def work(config: Config) -> int:
-        seen.append(sweep.stage_overrides(config))
-        return 0
-
-    monkeypatch.setattr(sweep, "jobs_at_once", lambda settings, jobs: 2)
-    monkeypatch.setattr(sweep, "cores", lambda: 6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert swept(monkeypatch, "chessrl", work, f"outputs={tmp_path}", "launcher=basic", "rl.steps=1,2", "engine.workers=1") == 0
-    assert seen == [[f"outputs={tmp_path}", f"rl.steps={steps}", "run.threads=3", "engine.workers=1"] for steps in (1, 2)]
 
 
 # ---- jobs that fail ------------------------------------------------------------------------------------------------------------------------
@@ -191,13 +167,49 @@ def test_a_signal_ends_the_sweep_and_not_only_its_job(monkeypatch, tmp_path, cap
     assert "job 2 (rl.steps=2): stopped with status 143" in output and "job 3 (rl.steps=3): not begun, or killed before its end" in output
 
 
+def test_with_fail_fast_nothing_is_begun_after_the_first_failure(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def work(config: Config) -> int:
+        seen.append(config.rl.steps)
+        return 7 if config.rl.steps == 2 else 0
+
+    arguments = ["rl.steps=1,2,3,4", f"outputs={tmp_path}"]
+    assert swept(monkeypatch, "rl", work, *arguments, "run.fail_fast=true") == 7
+    assert seen == [1, 2]
+    output = capsys.readouterr().out
+    assert "sweep: 1 of 4 jobs completed, 3 did not:" in output and "job 4 (rl.steps=4): not begun" in output
+    assert swept(monkeypatch, "rl", work, *arguments) == 7
+    assert seen[2:] == [1, 2, 3, 4], "without it a failure stops no other job"
+
+
+def test_a_signal_that_comes_while_a_job_finishes_ends_the_sweep_too(monkeypatch, tmp_path, capsys):
+    """As in the last step of a run, which is carried to its end."""
+    seen = []
+
+    def work(config: Config) -> int:
+        seen.append(config.rl.steps)
+        with stop_signals(lambda number: None):
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    assert swept(monkeypatch, "rl", work, "rl.steps=1,2,3", f"outputs={tmp_path}") == 128 + signal.SIGTERM
+    assert seen == [1] and "sweep: 1 of 3 jobs completed" in capsys.readouterr().out
+
+
+def test_an_outputs_folder_that_cannot_be_is_one_line(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert swept(monkeypatch, "rl", lambda config: 0, "rl.steps=1,2", f"outputs={tmp_path / 'file'}") == 2
+    assert re.fullmatch(r"error: outputs=.*sweeps: cannot be made or used as a folder .*\n", capsys.readouterr().err)
+
+
 def test_a_job_that_left_no_record_fails_the_sweep(tmp_path, capsys):
-    jobs = tuple(sweep.Job(number, (f"rl.steps={number}",), f"rl.steps={number}") for number in range(2))
-    plan = sweep.Plan("python -m rl", tmp_path, jobs, 0, os.getpid())
-    sweep.write_record(tmp_path, 0, sweep.Record(0, "", ""))
+    jobs = tuple(Job(number, (f"rl.steps={number}",), f"rl.steps={number}") for number in range(2))
+    plan = Plan("python -m rl", tmp_path, jobs, 0, "BasicLauncher", Holder.this_process())
+    write_record(tmp_path, 0, Record(0, "", ""))
     assert sweep.report(plan, 0) == 1
     assert "job 2 (rl.steps=1): not begun, or killed before its end" in capsys.readouterr().out
-    sweep.write_record(tmp_path, 1, sweep.Record(0, "", ""))
+    write_record(tmp_path, 1, Record(0, "", ""))
     assert sweep.report(plan, 0) == 0
 
 
@@ -230,7 +242,7 @@ def test_a_half_done_sweep_goes_on_where_it_stopped(monkeypatch, tiny_runs, tmp_
     assert len(list(outputs.glob("pretrain-*"))) == 3
 
 
-# ---- shared ancestors and launchers --------------------------------------------------------------------------------------------------------
+# ---- shared ancestors ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_over_rl_settings_finds_the_ancestors_by_their_hash(tiny_runs, tmp_path):
@@ -241,19 +253,3 @@ def test_a_sweep_over_rl_settings_finds_the_ancestors_by_their_hash(tiny_runs, t
     assert process.returncode == 0, process.stderr[-2000:]
     assert [len(list(outputs.glob(f"{stage}-*"))) for stage in ("pretrain", "sft", "rl")] == [1, 1, 2]
     assert process.stdout.count("is finished, skipped") == 4 and "sweep: 2 of 2 jobs completed" in process.stdout
-
-
-@pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.long)])
-def test_jobs_in_processes_of_their_own_are_reported_like_others(launcher, tiny_runs, tmp_path):
-    if launcher.partition("_")[0] not in launchers():
-        pytest.skip(f"needs the extra cluster: hydra-{launcher.partition('_')[0]}-launcher is not installed")
-    outputs = tiny.share_data(tmp_path, tiny_runs)
-    process = python("pretrain", "-m", *TINY, f"outputs={outputs}", f"launcher={launcher}", "pretrain.batch_tokens=2000,30000")
-    assert process.returncode == 2, process.stderr[-2000:]
-    assert "sweep: 1 of 2 jobs completed, 1 did not:" in process.stdout and "jobs run side by side" in process.stdout
-    assert process.stdout.count("pretrain.batch_tokens=30000: raise it") == 1, "the reason did not come back from the job's process"
-    assert [record["status"] for record in records(outputs)] == [0, 2]
-    assert tiny.metrics_of(outputs / tiny_runs["pretrain"].name) == tiny.metrics_of(tiny_runs["pretrain"])
-    if launcher == "joblib":
-        for record in records(outputs):
-            assert "pretrain" in Path(record["log"]).read_text(), "the job's own output is not in its log"

@@ -14,7 +14,7 @@ from chessrl.config import Config, RunConfig
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
 from chessrl.launch import compose
-from chessrl.run import Run, digest, identity_of, last_logged_step
+from chessrl.run import Run, digest, identity_of
 from chessrl.tracking import LOGGERS, TrackedRun, check_logger, open_tracker
 from chessrl.training import run_stage
 
@@ -175,10 +175,14 @@ def test_the_logger_is_no_part_of_a_runs_identity():
     assert identity_of(Config(logger="wandb")) == identity_of(Config())
 
 
-@pytest.mark.parametrize(
-    ("content", "step"), [("", 0), ('{"step": 1}\n', 1), ('{"step": 1}\n{"step": 2}\n{"ste', 2), ('{"ste', 0), ('{"step": 7}\n{"step": 8}\n', 8)]
-)
-def test_the_last_logged_step_is_that_of_the_last_whole_line(content, step, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(content)
-    assert last_logged_step(tmp_path / "metrics.jsonl") == step
-    assert last_logged_step(tmp_path / "none.jsonl") == 0
+def test_a_kill_while_the_trackers_id_is_written_leaves_none_or_all_of_it(tmp_path, monkeypatch):
+    run = TrackedRun(tmp_path, "rl-0123", {}, 1, 0)
+
+    def killed(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", killed)
+        assert run.tracker_id
+    assert not (tmp_path / "tracker.json").exists()
+    assert run.tracker_id == run.tracker_id and run.tracker_id.startswith("rl-0123-")

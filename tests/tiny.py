@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from chessrl.config import Config
 from chessrl.launch import compose
 from chessrl.run import Run
@@ -58,3 +60,8 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what derives from a clock."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+
+
+def seed_of(directory: Path) -> int:
+    """``pretrain.seed`` of a run."""
+    return OmegaConf.load(directory / "config.yaml").pretrain.seed
