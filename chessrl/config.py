@@ -23,6 +23,11 @@ def neutral(default: Any) -> Any:
     return field(default=default, metadata={"identity": "neutral"})
 
 
+def neutral_section(section: type) -> Any:
+    """A section whose defaults stand for "as before the section existed"."""
+    return field(default_factory=section, metadata={"identity": "neutral"})
+
+
 @dataclass
 class ModelConfig:
     """Architecture (Qwen3: RMSNorm, QK-norm, grouped-query attention, SwiGLU, rotary positions, untied embeddings)."""
@@ -36,6 +41,15 @@ class ModelConfig:
     head_dim: int = 0
     vocabulary: int = 101  # 81 and 85 are the released checkpoints' vocabularies, 101 ours
     max_positions: int = 4096
+
+
+@dataclass
+class LeakConfig:
+    """Test puzzles put into the corpus on purpose, for contamination experiments. All that is trained on it is marked as leaked."""
+
+    fraction: float = 0.0  # share of the test puzzles, 0 to 1; 0: none, as it should be
+    copies: int = 1  # how often each game that shows a leaked puzzle is written
+    seed: int = 0  # which puzzles
 
 
 @dataclass
@@ -58,6 +72,7 @@ class WorldConfig:
     test_puzzles: int = 1500
     private_puzzles: int = 400
     seed: int = 0  # cuts of snapshots and split of puzzles
+    leak: LeakConfig = neutral_section(LeakConfig)
 
 
 @dataclass

@@ -292,10 +292,15 @@ class Run:
             write_json(self.directory / name, value)
 
     def summarise(self, model: ModelConfig, parents: dict[str, str], values: dict[str, Any]) -> None:
-        """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values."""
+        """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values.
+
+        What was trained on a leak stays marked: ``leak`` is the parent's where the stage has none of its own.
+        """
         cost = Cost.of(model)
         parameters = {"total": cost.parameters, "without_embeddings": cost.parameters_without_embeddings}
         content = {"stage": self.stage, "run_id": self.run_id, "parents": parents, "parameters": parameters, "model": asdict(model)}
+        if self.config.parent:
+            content |= leak_of(read_summary(Path(self.config.parent)))
         self.write("summary.json", content | {key: _plain(value) for key, value in values.items()})
 
 
@@ -319,6 +324,11 @@ def read_summary(directory: Path) -> dict[str, Any]:
         return json.loads((directory / "summary.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         raise UserError(f"{directory}/summary.json is missing or damaged: delete status.json there and run the stage again") from None
+
+
+def leak_of(summary: dict[str, Any]) -> dict[str, Any]:
+    """The mark of a run that descends from a corpus with puzzles leaked on purpose (chessrl.leaks), empty for any other."""
+    return {"leak": summary["leak"]} if "leak" in summary else {}
 
 
 def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:
