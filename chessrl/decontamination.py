@@ -20,13 +20,13 @@ from chessrl.config import LeakConfig
 from chessrl.errors import UserError
 from chessrl.games import Game
 from chessrl.leaks import LEAKED_SPLIT, leaked_games, leaked_ids
-from chessrl.position_keys import line_keys
+from chessrl.position_keys import position_key
 from chessrl.puzzles import Puzzle
 
 _RANDOM = chess.polyglot.POLYGLOT_RANDOM_ARRAY
 _CASTLING = ((chess.BB_H1, 768), (chess.BB_A1, 769), (chess.BB_H8, 770), (chess.BB_A8, 771))  # rook's square, polyglot's number of the right
 _EN_PASSANT = 772  # polyglot's number of the a-file
-_BUCKET_BITS = 22  # 4 MB, which stays in a core's cache; of 10^6 blocked hashes it lets 1 in 5 foreign ones through
+_BUCKET_BITS = 24  # 16 MB; 10^6 hashes let 1 in 17 foreign ones through to the binary search, which alone takes about ten times as long
 _BUCKET_SHIFT = np.uint64(64 - _BUCKET_BITS)
 _UNREACHABLE = chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_IMPOSSIBLE_CHECK
 
@@ -43,14 +43,14 @@ class Verdict:
 CLEAN = Verdict()
 
 
-def hash_variants(board: chess.Board, key: int) -> list[int]:
+def hash_variants(board: chess.Board) -> list[int]:
     """Polyglot hashes of a board's placement and side to move under all castling rights and en-passant squares that go with them.
 
-    ``key`` is the hash without any (chessrl.position_keys), the first of the list. A right needs king and rook on their squares. An
-    en-passant square needs a pawn that may just have made its double step there (python-chess's rules of a valid position) and, as polyglot
-    has it, an enemy pawn beside it. The board's own rights and square do not matter.
+    The first is the one without any. A right needs king and rook on their squares. An en-passant square needs a pawn that may just have made
+    its double step over it (python-chess's rules of a valid position) and, as polyglot has it, an enemy pawn beside that one. The board's own
+    rights and square do not matter.
     """
-    keys = [key]
+    keys = [position_key(board)]
     for rook, number in _CASTLING:
         color = rook < chess.BB_A8
         king = chess.BB_E1 if color else chess.BB_E8
@@ -104,10 +104,10 @@ class BlockedPositions:
             given_away = puzzle.id in leaked
             name = puzzle.id if given_away else puzzle.split or "without_a_split"
             table, places = (leaks, [puzzle.lead]) if given_away else (splits, _blocked_plies(puzzle))
-            for board, key in _boards(puzzle, places):
+            for board in _boards(puzzle, places):
                 position = _position(board)
                 if position not in splits and position not in leaks:
-                    hashes += hash_variants(board, key)
+                    hashes += hash_variants(board)
                 names = table.get(position, ())
                 if name not in names:
                     table[position] = (*names, name)
@@ -152,17 +152,13 @@ def _blocked_plies(puzzle: Puzzle) -> list[int]:
     return sorted({0, *range(puzzle.lead, len(puzzle.moves), 2)})
 
 
-def _boards(puzzle: Puzzle, plies: list[int]) -> Iterator[tuple[chess.Board, int]]:
-    """The board after so many moves of the puzzle's line, for each of ``plies`` (ascending), and its key. One board, moved on."""
-    moves = [chess.Move.from_uci(move) for move in puzzle.moves[: plies[-1]]]
-    keys = line_keys(puzzle.fen, moves)
+def _boards(puzzle: Puzzle, plies: list[int]) -> Iterator[chess.Board]:
+    """The board after so many moves of the puzzle's line, for each of ``plies`` (ascending): one board, moved on."""
     board = chess.Board(puzzle.fen)
-    done = 0
     for ply in plies:
-        for move in moves[done:ply]:
-            board.push(move)
-        done = ply
-        yield board, keys[ply]
+        for move in puzzle.moves[len(board.move_stack) : ply]:
+            board.push(chess.Move.from_uci(move))
+        yield board
 
 
 # ---- a corpus's share in it -------------------------------------------------------------------------------------------------------------
