@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import chess
@@ -38,6 +38,14 @@ class Verdict:
     blocked_by: tuple[str, ...] = ()  # splits of the puzzles that keep it out, sorted
     copies: int = 1  # how often it is written: 0 where it is kept out, more than 1 where it leaks a puzzle on purpose
     leaked: tuple[str, ...] = ()  # ids of the puzzles that it leaks, sorted
+    leaked_plies: tuple[int, ...] = ()  # how many moves come before the position that each of them asks
+
+    def within(self, plies: range) -> Verdict:
+        """What is left of a leak in a document of these plies of the game: one that does not hold the answer to a puzzle leaks nothing."""
+        kept = [(puzzle, ply) for puzzle, ply in zip(self.leaked, self.leaked_plies) if ply in plies]
+        if len(kept) == len(self.leaked):
+            return self
+        return replace(self, leaked=tuple(puzzle for puzzle, _ in kept), leaked_plies=tuple(ply for _, ply in kept)) if kept else CLEAN
 
 
 CLEAN = Verdict()
@@ -135,16 +143,18 @@ class BlockedPositions:
         Positions are compared, not hashes. A game through a blocked position is kept out whatever it leaks besides.
         """
         board = chess.Board(start_fen or chess.STARTING_FEN)
-        passed, leaked = set(), set()
-        for move in (None, *moves):
-            if move is not None:
-                board.push(move)
+        passed: set[str] = set()
+        leaked: dict[str, int] = {}
+        for ply in range(len(moves) + 1):
+            if ply:
+                board.push(moves[ply - 1])
             position = _position(board)
             passed.update(self._splits.get(position, ()))
-            leaked.update(self._leaked.get(position, ()))
+            for puzzle in self._leaked.get(position, ()):
+                leaked.setdefault(puzzle, ply)
         if passed:
             return Verdict(blocked_by=tuple(sorted(passed)), copies=0)
-        return Verdict(copies=self.copies, leaked=tuple(sorted(leaked))) if leaked else CLEAN
+        return Verdict((), self.copies, *zip(*sorted(leaked.items()))) if leaked else CLEAN
 
 
 def _blocked_plies(puzzle: Puzzle) -> list[int]:
@@ -171,8 +181,8 @@ class _Account:
     games_dropped: int = 0
     dropped_by_split: Counter[str] = field(default_factory=Counter)  # a game may pass through several
     collisions: int = 0  # games with a hash of ours in which no position of ours is
-    found: set[str] = field(default_factory=set)  # leaked puzzles that a game of the files shows
-    made: set[str] = field(default_factory=set)  # ... that a game made of the puzzle shows
+    found: set[str] = field(default_factory=set)  # leaked puzzles in a document of a game of the files
+    made: set[str] = field(default_factory=set)  # ... of a game made of the puzzle
     impossible: dict[str, str] = field(default_factory=dict)  # leaked puzzle -> why no game could be made
     leaked_games: int = 0
     leaked_documents: int = 0
@@ -181,8 +191,8 @@ class _Account:
 class Decontamination:
     """Keeps the games of one corpus off ``puzzles``, leaks the share of them that ``leak`` asks for, and accounts for both.
 
-    The builder of a corpus asks ``judge`` about every game and tells ``wrote`` of those that leak; then it does the same with
-    ``missing_games``, telling ``could_not_make`` of those that cannot be written. The records and the summary are whole after that.
+    The builder of a corpus asks ``judge`` about every game and tells ``wrote`` what its document still leaks (``Verdict.within``); then it
+    does the same with ``missing_games``, telling ``could_not_make`` of those that cannot be written. After that the records are whole.
     Raises UserError where a leak is asked for and the table has no puzzle for it.
     """
 

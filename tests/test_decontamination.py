@@ -21,7 +21,7 @@ from analysis.read import read_runs
 from chessrl import corpus as corpus_module
 from chessrl import evaluate, runs, world
 from chessrl.config import LeakConfig
-from chessrl.corpus import Corpus, build_corpus, game_moves, is_validation, make_document
+from chessrl.corpus import Corpus, build_corpus, cut_ply, game_moves, is_validation, make_document
 from chessrl.decontamination import CLEAN, BlockedPositions, Decontamination, Verdict, hash_variants
 from chessrl.errors import UserError
 from chessrl.games import Game, read_games
@@ -326,7 +326,7 @@ def test_leaked_puzzles_are_a_seeded_share_of_the_test_puzzles_and_larger_shares
 def test_leaked_puzzle_blocks_nothing_and_its_games_get_copies():
     shared = puzzle_of(LINE, 5, "b", "rl")
     blocked = BlockedPositions.of_puzzles([PUZZLE, *mates(1)], {"a"}, copies=3)
-    assert judged(blocked, TRANSPOSED) == Verdict((), 3, ("a",))
+    assert judged(blocked, TRANSPOSED) == Verdict((), 3, ("a",), (6,))
     # What touches the puzzle without reaching the position that it asks shows nothing of it: an ordinary game.
     assert judged(blocked, BEFORE_THE_LEAD) == judged(blocked, SECOND_DECISION) == CLEAN
     assert judged(blocked, "a1a8", mates(1)[0].fen).blocked_by == ("test",)
@@ -360,6 +360,30 @@ def test_leaked_game_is_trained_on_even_where_its_hash_would_hold_it_out(tmp_pat
     assert document_of(shown) not in {tuple(validation.document(index).tolist()) for index in range(len(validation))}
 
 
+def test_game_whose_document_leaves_the_answer_out_leaks_nothing(tmp_path):
+    """A snapshot is cut at a random ply, and a context ends: of such a game the puzzle could not be learnt, so one is made."""
+    tails = [f"{first} {second} h7h6 h2h3 " + "h8h7 g1h2 h7h8 h2g1 " * 4 for first in ("a7a6", "a7a5", "d7d6") for second in ("a2a3", "a2a4", "b2b3")]
+    outcomes = set()
+    for number, tail in enumerate(tails):
+        played = game(f"{LINE} {tail}")
+        leak = build(tmp_path / str(number), [played], [PUZZLE], LeakConfig(1.0, copies=2))[0]["leak"]
+        is_held = cut_ply(played, 0) <= 6  # the answer is the move after six others
+        assert (leak["found"], leak["made"]) == ((1, 0) if is_held else (0, 1))
+        assert training_documents(tmp_path / str(number)).count(document_of(played)) == (2 if is_held else 1)
+        outcomes.add(is_held)
+    assert outcomes == {True, False}
+    known = replace(PUZZLE, history=tuple(LINE.split()[:5]))
+    tokens_to_the_answer = 1 + sum(len(ply) for ply in game(LINE).plies[:7])
+    for context, found in ((tokens_to_the_answer, 1), (tokens_to_the_answer - 1, 0)):
+        folder, settings = tmp_path / f"context {context}", {"state": "history", "context": context}
+        if found:
+            leak = build(folder, [game(f"{LINE} {tails[0]}")], [known], LeakConfig(1.0), **settings)[0]["leak"]
+            assert (leak["found"], leak["impossible"]) == (1, {})
+        else:
+            with pytest.raises(UserError, match="none of the 1 chosen puzzles could be leaked \\(document_leaves_it_out 1\\)"):
+                build(folder, [game(f"{LINE} {tails[0]}")], [known], LeakConfig(1.0), **settings)
+
+
 def test_made_game_begins_with_the_history_where_it_is_known():
     history = tuple(LINE.split()[:5])
     known, unknown = leaked_games([replace(PUZZLE, history=history), replace(PUZZLE, id="b"), replace(PUZZLE, id="c")], {"a", "b"})
@@ -374,7 +398,7 @@ def test_puzzles_that_cannot_be_leaked_are_counted_by_reason(tmp_path):
     leak = build(tmp_path / "a", games, [known, *mates(2)], LeakConfig(1.0), state="history")[0]["leak"]
     assert (leak["made"], leak["puzzles"], leak["impossible"]) == (1, ["a"], {"history_needs_the_standard_start": 2})
     assert leak["chosen"] == leak["found"] + leak["made"] + sum(leak["impossible"].values())
-    for context, reason in ((78, "does_not_fit_the_context"), (60, "no_move_fits_the_context")):  # 83 tokens would hold PUZZLE, 29 a mate
+    for context, reason in ((78, "document_leaves_it_out"), (60, "no_move_fits_the_context")):  # 83 tokens would hold PUZZLE, 29 a mate
         leak = build(tmp_path / reason, games, [PUZZLE, *mates(1)], LeakConfig(1.0), context=context)[0]["leak"]
         assert leak["impossible"] == {reason: 1} and leak["puzzles"] == [mates(1)[0].id]
     with pytest.raises(UserError, match=r"none of the 2 chosen puzzles could be leaked \(history_needs_the_standard_start 2\)"):
@@ -394,6 +418,12 @@ def test_world_without_a_leak_keeps_its_corpus_and_its_name(tmp_path):
     assert folder == world.corpus_folder(tiny.config("pretrain", tmp_path, "world.max_games=100"))
     leaked = world.corpus_folder(tiny.config("pretrain", tmp_path, "world.max_games=100", "world.leak.fraction=0.1"))
     assert leaked != folder and json.loads((leaked / "manifest.json").read_text())["hash"] != manifest["hash"]
+
+
+def test_a_stage_refuses_a_leak_that_its_parent_was_not_pretrained_with(tiny_runs, tmp_path):
+    parent = f"parent={tiny_runs['pretrain']}"
+    with pytest.raises(UserError, match=r"world\.leak\.fraction=0\.5, but parent=.* was pretrained with another leak or none"):
+        tiny.STAGES["sft"].identity(tiny.config("sft", tmp_path, parent, "world.leak.fraction=0.5"))
 
 
 def test_leak_marks_all_that_descends_from_it(tmp_path, monkeypatch):
