@@ -41,6 +41,15 @@ class ModelConfig:
 
 
 @dataclass
+class LeakConfig:
+    """Test puzzles put into the corpus on purpose, for contamination experiments. All that is trained on it is marked as leaked."""
+
+    fraction: float = 0.0  # share of the test puzzles, 0 to 1; 0: none, as it should be
+    copies: int = 1  # how often each game that shows a leaked puzzle is written
+    seed: int = 0  # which puzzles
+
+
+@dataclass
 class WorldConfig:
     """What is played and where its games and puzzles come from."""
 
@@ -60,6 +69,7 @@ class WorldConfig:
     test_puzzles: int = 1500
     private_puzzles: int = 400
     seed: int = 0  # cuts of snapshots and split of puzzles
+    leak: LeakConfig = field(default_factory=LeakConfig, metadata={"identity": "neutral"})
 
 
 @dataclass

@@ -10,13 +10,14 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import chess
 import numpy as np
 
+from chessrl.decontamination import CLEAN, Decontamination, Verdict
 from chessrl.errors import UserError, make_folder
 from chessrl.games import Game
 from chessrl.notation import BOS, EOS, VOCABULARY, snapshot_tokens, vocabulary_hash
@@ -38,6 +39,7 @@ class Document:
     tokens: list[int]
     loss_tokens: int
     truncated: bool  # cut at the context's end, at a move boundary and without <eos>
+    plies: range  # of the game, whose moves it holds
 
 
 # ---- documents --------------------------------------------------------------------------------------------------------------------------
@@ -84,11 +86,11 @@ def make_document(game: Game, *, state: str, context: int, seed: int) -> Documen
     start = game.ply_ends[first - 1] if first else 0
     moves = game.tokens[start:]
     if len(prefix) + len(moves) + 1 <= context:
-        return Document([*prefix, *moves, EOS], len(moves) + 1, truncated=False)
+        return Document([*prefix, *moves, EOS], len(moves) + 1, False, range(first, len(game.ply_ends)))
     fitting = [end - start for end in game.ply_ends[first:] if len(prefix) + end - start <= context]
     if not fitting:
         return "no_move_fits_the_context"
-    return Document([*prefix, *moves[: fitting[-1]]], fitting[-1], truncated=True)
+    return Document([*prefix, *moves[: fitting[-1]]], fitting[-1], True, range(first, first + len(fitting)))
 
 
 def _board_at(game: Game, ply: int) -> chess.Board:
@@ -98,10 +100,9 @@ def _board_at(game: Game, ply: int) -> chess.Board:
     return board
 
 
-def game_keys(game: Game) -> list[int]:
-    """Keys (chessrl.position_keys) of every position of a game, the first and the last included."""
-    fen = game.start_fen or chess.STARTING_FEN
-    return line_keys(fen, moves_of_plies(game.plies, white_first=fen.split()[1] == "w"))
+def game_moves(game: Game) -> list[chess.Move]:
+    """The moves of a game, without a board."""
+    return moves_of_plies(game.plies, white_first=game.start_fen is None or game.start_fen.split()[1] == "w")
 
 
 # ---- writing ----------------------------------------------------------------------------------------------------------------------------
@@ -116,19 +117,18 @@ def build_corpus(
     seed: int,
     validation_share: float,
     shard_tokens: int,
-    blocked: Set[int] | np.ndarray | None = None,
+    decontamination: Decontamination | None = None,
     max_tokens: int | None = None,
     reading: ReadReport | None = None,
 ) -> dict:
     """Write the corpus of ``games`` to a new ``folder`` and return its manifest.
 
-    ``blocked`` holds position keys (placement and side to move): a game that passes through one is left out. ``max_tokens`` stops the
+    ``decontamination`` leaves out games that pass through a puzzle, and adds what is to be leaked on purpose. ``max_tokens`` stops the
     reading once the training split holds that many. ``reading`` is the readers' account, whose files and counts go to the manifest.
     Raises UserError for an existing folder, a bad value, and where a split that was asked for stays empty.
     """
     folder = Path(folder)
     _check_settings(folder, state, context, validation_share, shard_tokens)
-    blocked_keys = frozenset(int(key) for key in blocked) if blocked is not None else frozenset()
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
     temporary.mkdir(parents=True)
@@ -137,17 +137,26 @@ def build_corpus(
         account = ReadReport()
         for game in games:
             account.read += 1
-            if blocked_keys and not blocked_keys.isdisjoint(game_keys(game)):
-                account.drop("passes_through_a_blocked_position")
+            verdict = _verdict(game, decontamination)
+            if verdict.blocked_by:
+                account.drop("passes_through_a_puzzle")
                 continue
             document = make_document(game, state=state, context=context, seed=seed)
             if isinstance(document, str):
                 account.drop(document)
                 continue
             account.kept += 1
-            writers["validation" if is_validation(game, validation_share) else "train"].add(document)
+            # A leak is for the training: a leaked game is never held out, whatever its hash.
+            verdict = verdict.within(document.plies)
+            writer = writers["validation" if is_validation(game, validation_share) and not verdict.leaked else "train"]
+            for _ in range(verdict.copies):
+                writer.add(document)
+            if decontamination is not None:
+                decontamination.wrote(verdict)
             if max_tokens is not None and writers["train"].counts["tokens"] >= max_tokens:
                 break
+        if decontamination is not None:
+            _add_made_games(decontamination, writers["train"], state=state, context=context, seed=seed)
         _check_splits(writers, validation_share, account, reading)
         manifest = {
             "state": state,
@@ -155,7 +164,7 @@ def build_corpus(
             "seed": seed,
             "validation_share": validation_share,
             "max_tokens": max_tokens,
-            "blocked_positions": len(blocked_keys),
+            "decontamination": decontamination.record() if decontamination else None,
             "vocabulary_hash": vocabulary_hash(),
             "vocabulary_size": len(VOCABULARY),
             "dtype": DTYPE.name,
@@ -164,12 +173,39 @@ def build_corpus(
             "games": {name: value for name, value in account.as_dict().items() if name != "files"},
             "splits": {split: writer.finish() for split, writer in writers.items()},
         }
+        if decontamination is not None and (leak := decontamination.leak_record()) is not None:
+            manifest["leak"] = leak
         manifest["hash"] = _manifest_hash(manifest)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
+
+
+def _verdict(game: Game, decontamination: Decontamination | None) -> Verdict:
+    if decontamination is None:
+        return CLEAN
+    moves = game_moves(game)
+    keys = line_keys(game.start_fen or chess.STARTING_FEN, moves)
+    return decontamination.judge(game.start_fen, moves, np.array(keys, dtype=np.uint64))
+
+
+def _add_made_games(decontamination: Decontamination, writer: _SplitWriter, *, state: str, context: int, seed: int) -> None:
+    """Write games made of the leaked puzzles that no document holds so far. Such a game ends with the puzzle's line."""
+    for game in decontamination.missing_games():
+        verdict = decontamination.blocked.verdict(game.start_fen, game_moves(game))
+        document = make_document(game, state=state, context=context, seed=seed)
+        if verdict.blocked_by:
+            decontamination.could_not_make(game, "passes_through_another_puzzle")
+        elif isinstance(document, str):
+            decontamination.could_not_make(game, document)
+        elif document.truncated or game.site not in verdict.within(document.plies).leaked:
+            decontamination.could_not_make(game, "document_leaves_it_out")
+        else:
+            for _ in range(verdict.copies):
+                writer.add(document)
+            decontamination.wrote(verdict, made=True)
 
 
 def _check_settings(folder: Path, state: str, context: int, validation_share: float, shard_tokens: int) -> None:

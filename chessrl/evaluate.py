@@ -24,7 +24,7 @@ from chessrl.launch import launch
 from chessrl.lock import Lock
 from chessrl.model import Transformer
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.run import adopt_parent, digest, identity_of, resolve_device
+from chessrl.run import adopt_parent, digest, identity_of, leak_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
 from chessrl.verifier import engine_identity, environment_of
@@ -153,6 +153,9 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         torch.set_num_threads(config.run.threads)
     name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
     samples = sample_policy(model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
+    leak = leak_of(parent)
+    if leak:
+        samples["leaked"] = samples["puzzle"].isin(leak["leak"]["puzzles"])
     labels = {
         "run": parent["run_id"],
         "stage": parent["stage"],
@@ -165,7 +168,7 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "thinking_budget": settings.thinking_budget,
         "seed": settings.seed,
     }
-    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | record)
+    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | leak | record)
     print(f"evaluate: {folder}", flush=True)
 
 

@@ -203,14 +203,16 @@ class GameSettings:
 
 def main(arguments: list[str]) -> None:
     """Build the corpus; prints the account of files and games, and the tokens of each split."""
-    from chessrl.corpus import build_corpus  # both build on this module
-    from chessrl.puzzles import load_puzzles, solver_position_keys
+    from chessrl.config import LeakConfig
+    from chessrl.corpus import build_corpus  # it and the next build on this module
+    from chessrl.decontamination import Decontamination
+    from chessrl.puzzles import load_puzzles
 
     settings = parse_settings(GameSettings, arguments)
     filters = GameFilters(min_plies=settings.min_plies, rated_only=settings.rated_only)
     if settings.bullet:
         filters = replace(filters, exclude_time_classes=())
-    puzzles = load_puzzles(settings.puzzles) if settings.puzzles else []
+    decontamination = Decontamination(load_puzzles(settings.puzzles), LeakConfig()) if settings.puzzles else None
     reading = ReadReport()
     manifest = build_corpus(
         tqdm(read_games(settings.sources, method=settings.method, filters=filters, report=reading), unit=" games", disable=None),
@@ -220,10 +222,12 @@ def main(arguments: list[str]) -> None:
         seed=settings.seed,
         validation_share=settings.validation_share,
         shard_tokens=settings.shard_tokens,
-        blocked={key for puzzle in puzzles for key in solver_position_keys(puzzle)},
+        decontamination=decontamination,
         reading=reading,
     )
     print(f"files: {reading.summary()}")
+    if decontamination is not None:
+        print(f"decontamination: {decontamination.summary()}")
     for split, entry in manifest["splits"].items():
         print(f"{split}: {entry['documents']:,} documents, {entry['tokens']:,} tokens, {entry['loss_tokens']:,} of them with loss")
 

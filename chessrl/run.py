@@ -285,10 +285,15 @@ class Run:
             write_json(self.directory / name, value)
 
     def summarise(self, model: ModelConfig, parents: dict[str, str], values: dict[str, Any]) -> None:
-        """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values."""
+        """Write summary.json: parameters counted from the model, parents' run ids, and the stage's own values.
+
+        What was trained on a leak stays marked: ``leak`` is the parent's where the stage has none of its own.
+        """
         cost = Cost.of(model)
         parameters = {"total": cost.parameters, "without_embeddings": cost.parameters_without_embeddings}
         content = {"stage": self.stage, "run_id": self.run_id, "parents": parents, "parameters": parameters, "model": asdict(model)}
+        if self.config.parent:
+            content |= leak_of(read_summary(Path(self.config.parent)))
         self.write("summary.json", content | {key: _plain(value) for key, value in values.items()})
 
 
@@ -306,10 +311,16 @@ def read_summary(directory: Path) -> dict[str, Any]:
         raise UserError(f"{directory}/summary.json is missing or damaged: delete status.json there and run the stage again") from None
 
 
+def leak_of(summary: dict[str, Any]) -> dict[str, Any]:
+    """The mark of a run that descends from a corpus with puzzles leaked on purpose (chessrl.leaks), empty for any other."""
+    return {"leak": summary["leak"]} if "leak" in summary else {}
+
+
 def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:
     """The summary of ``config.parent``; its model becomes ``config.model``, since that is what is worked on.
 
-    Raises UserError without a parent, for one of another stage than ``stages``, and for one that knows positions in another state.
+    Raises UserError without a parent, for one of another stage than ``stages``, for one that knows positions in another state, and for a leak
+    that is not the parent's.
     """
     if not config.parent:
         raise UserError(f"parent is empty: give the run directory of a finished {' or '.join(stages)} run (parent=outputs/{stages[0]}-...)")
@@ -319,6 +330,12 @@ def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:
     if summary["world"]["state"] != config.world.state:
         raise UserError(
             f"world.state={config.world.state}, but parent={config.parent} was trained with {summary['world']['state']}: use that"
+        )
+    asked, given = asdict(config.world.leak), leak_of(summary).get("leak", {})
+    if config.world.leak.fraction and asked != {key: given.get(key) for key in asked}:
+        raise UserError(
+            f"world.leak.fraction={config.world.leak.fraction}, but parent={config.parent} was pretrained with another leak or none: a leak is "
+            "put into the corpus, so pretrain with it; later stages inherit it"
         )
     config.model = ModelConfig(**summary["model"])
     return summary

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from tqdm import tqdm
 from chessrl import corpus, endgame
 from chessrl.config import Config, WorldConfig
 from chessrl.corpus import Corpus
+from chessrl.decontamination import Decontamination
 from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, games_from_table, read_games
 from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_splits import split_puzzles
-from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv, save_puzzles, solver_position_keys
+from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv, save_puzzles
 from chessrl.run import digest
 from chessrl.sources import WHERE_TO_GET, ReadReport, file_record
 
@@ -113,13 +115,14 @@ def puzzle_hash(config: Config) -> str:
 
 
 def corpus_folder(config: Config) -> Path:
-    """The token shards of the world's games, made once. No game passes through a solver's decision of any puzzle of the table."""
+    """The token shards of the world's games, made once. No game passes through a position of any puzzle of the table, but for world.leak."""
     world = config.world
     _check(world)
     table = puzzle_table(config)
     files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games, "world.games"), "world.games")
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
-    folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config)])}"
+    leak = [asdict(world.leak)] if world.leak.fraction else []
+    folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config), *leak])}"
     _make_once(folder, folder / corpus.MANIFEST, lambda: _build_corpus(world, table, folder))
     return folder
 
@@ -131,7 +134,7 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
         games, total = games_from_table(table_of_games, workers=2), len(table_of_games)
     else:
         games, total = islice(_lichess_games(world, report), world.max_games), world.max_games
-    blocked = {key for puzzle in load_puzzles(table) for key in solver_position_keys(puzzle)}
+    decontamination = Decontamination(load_puzzles(table), world.leak)
     progress = tqdm(games, desc="games to tokens", unit="game", total=total)
     manifest = corpus.build_corpus(
         progress,
@@ -141,7 +144,7 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
         seed=world.seed,
         validation_share=world.validation_share,
         shard_tokens=SHARD_TOKENS,
-        blocked=blocked,
+        decontamination=decontamination,
         reading=report if world.name == "lichess" else None,
     )
     if world.name == "lichess":
@@ -152,6 +155,7 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
         f"corpus: {counts['tokens']:,} tokens in {counts['documents']:,} training games" + (f"; left out: {dropped}" if dropped else ""),
         flush=True,
     )
+    print(f"decontamination: {decontamination.summary()}", flush=True)
 
 
 def _lichess_games(world: WorldConfig, report: ReadReport) -> Iterator[Game]:

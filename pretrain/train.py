@@ -93,6 +93,8 @@ def train(run: Run) -> None:
         "flops_by_stage": {"pretrain": state.counters.flops},
     }
     world_of_run = {"name": config.world.name, "state": config.world.state}
+    if "leak" in corpus.manifest:
+        values["leak"] = corpus.manifest["leak"]
     run.summarise(config.model, {}, state.counters.as_dict() | values | {"world": world_of_run})
 
 
