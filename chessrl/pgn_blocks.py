@@ -16,17 +16,22 @@ RESULTS = ("1-0", "0-1", "1/2-1/2")
 TIME_CLASSES = ("ultrabullet", "bullet", "blitz", "rapid", "classical", "correspondence")
 _LONGEST_SECONDS = (29, 179, 479, 1499)  # Lichess: initial time + 40 increments, for ultrabullet, bullet, blitz, rapid
 _STANDARD_VARIANTS = ("", "standard", "chess", "normal", "from position")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BROKEN_OFF = ("abandoned", "unterminated", "rules infraction")
 
-_HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]|\\.)*)"\s*\]')
+_HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]++|\\.)*+)"\s*\]')
 _COMMENT = re.compile(r"\{[^}]*\}|;[^\n]*")
 _ESCAPED_LINE = re.compile(r"^%.*$", re.MULTILINE)
-_VARIATION = re.compile(r"\([^()]*\)")
+_PARENTHESIS = re.compile(r"([()])")
 _NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|[!?]+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
 _MOVE_NUMBER = re.compile(r"(?<!\S)(\d+)\s*\.")
+_DATE = re.compile(r"\d{4}\.\d\d\.\d\d")
+_NUMBER = re.compile(r"\d{1,3}\.{1,3}")
+_BRACED = re.compile(r"\{[^{}]*\}")
+_GLYPHS = re.compile(r"[!?]+")
 _NULL_MOVES = frozenset(("--", "Z0", "0000", "@@@@", "null", "pass"))
 _SAN = r"(?:[KQRBN][a-h]?[1-8]?x?[a-h][1-8]|(?:[a-h]x)?[a-h](?:[2-7]|[18]=[QRBN])|O-O(?:-O)?)[+#]?"
-_MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*")
+_MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*+")
 _BARE_PROMOTION = re.compile(r"((?:[a-h]x)?[a-h][18])([QRBN][+#]?)")
 
 
@@ -56,12 +61,78 @@ class ScreenedGame:
     """A game that passed the screen, its moves still in SAN."""
 
     start_fen: str | None
-    san: tuple[str, ...]
+    moves: str  # the main line in SAN, separated by white space; move numbers may stand between
+    plies: int
     result: str
     white_elo: int | None
     black_elo: int | None
     time_class: str
     site: str
+    date: str = ""  # YYYY-MM-DD; empty where the headers do not say it whole
+
+    @property
+    def san(self) -> list[str]:
+        """The moves without numbers."""
+        return [word for word in self.moves.split() if _KINDS[word]]
+
+
+class _Kinds(dict[str, int]):
+    """What a word of movetext is: 1 a move, 0 a move number, KeyError for anything else. Words of games repeat: some ten thousand in all."""
+
+    def __missing__(self, word: str) -> int:
+        if _MAIN_LINE.fullmatch(word):
+            self[word] = 1
+        elif _NUMBER.fullmatch(word):
+            self[word] = 0
+        else:
+            raise KeyError(word)
+        return self[word]
+
+
+_KINDS = _Kinds()
+
+
+def screen_text(text: bytes, filters: GameFilters) -> Iterator[ScreenedGame | str]:
+    """Each game of a text, or the reason why it is left out, in order. Line ends and byte-order marks may be those of any system.
+
+    A game shaped as Lichess writes it (headers, one blank line, movetext without one) is judged at once; any other is split line by line. A line
+    that begins with ``[Event `` starts a game in either way.
+    """
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if _BYTE_ORDER_MARK in text:
+        text = text.replace(b"\n" + _BYTE_ORDER_MARK, b"\n")
+    pieces = text.split(b"\n[Event ")
+    for place, piece in enumerate(pieces):
+        game = b"[Event " + piece if place else piece
+        parts = _regular_parts(game)
+        if parts is not None:
+            yield _judge(*parts, filters)
+        else:
+            for block in split_blocks(game.split(b"\n")):
+                yield screen(block, filters)
+
+
+def _regular_parts(game: bytes) -> tuple[str, str] | None:
+    """Headers and movetext of a game whose shape leaves no doubt, else None: no comment but closed braces within a line, no stray line."""
+    head, _, movetext = game.partition(b"\n\n")
+    movetext = movetext.strip(b"\n")
+    if not movetext or not head.startswith(b"[") or head.count(b"\n[") != head.count(b"\n"):
+        return None
+    if b"\n\n" in movetext or b"\n[" in movetext or movetext.startswith(b"[") or b";" in movetext or (b"%" in movetext and b"\n" in movetext):
+        return None
+    try:
+        headers, moves = head.decode("utf-8"), movetext.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if b"{" in movetext:
+        moves = _BRACED.sub(" ", moves)
+        if "{" in moves or "}" in moves:
+            return None
+    if "?" in moves or "!" in moves:
+        moves = _GLYPHS.sub(" ", moves)
+    return headers, moves
 
 
 def split_blocks(lines: Iterable[bytes]) -> Iterator[Block]:
@@ -108,7 +179,7 @@ def _comment_stays_open(line: bytes, is_open: bool) -> bool:
 def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
     """The game with its SAN moves, or the reason why it is left out. Moves are well-formed afterwards, not yet known to be legal."""
     try:
-        headers = _headers(b"\n".join(block.headers).decode("utf-8"))
+        headers = b"\n".join(block.headers).decode("utf-8")
         movetext = b"\n".join(block.movetext).decode("utf-8")
     except UnicodeDecodeError:
         return "not_utf8"
@@ -116,6 +187,11 @@ def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
         return "comment_not_closed"
     if not block.movetext:
         return "headers_without_moves"
+    return _judge(headers, movetext, filters)
+
+
+def _judge(header_text: str, movetext: str, filters: GameFilters) -> ScreenedGame | str:
+    headers = dict(_HEADER.findall(header_text))
     time_class = time_class_of(headers)
     reason = _header_fault(headers, time_class, filters)
     if reason:
@@ -126,15 +202,16 @@ def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
         if start_fault:
             return start_fault
         start_fen = None if _is_standard(start_fen) else chess.Board(start_fen).fen(en_passant="fen")
-    san, result, fault = _main_line(movetext, headers.get("Result", "*"), start_fen is None, filters)
-    if fault:
-        return fault
+    line = _main_line(movetext, headers.get("Result", "*"), start_fen is None, filters)
+    if isinstance(line, str):
+        return line
     white_elo, black_elo = _elo(headers, "WhiteElo"), _elo(headers, "BlackElo")
-    return ScreenedGame(start_fen, san, result, white_elo, black_elo, time_class, headers.get("Site", ""))
+    return ScreenedGame(start_fen, *line, white_elo, black_elo, time_class, headers.get("Site", ""), _date(headers))
 
 
-def _headers(text: str) -> dict[str, str]:
-    return dict(_HEADER.findall(text))
+def _date(headers: dict[str, str]) -> str:
+    text = headers.get("UTCDate") or headers.get("Date", "")
+    return text.replace(".", "-") if _DATE.fullmatch(text) else ""
 
 
 def time_class_of(headers: dict[str, str]) -> str:
@@ -195,33 +272,34 @@ def _is_standard(fen: str) -> bool:
     return fen.split()[:4] == chess.STARTING_FEN.split()[:4]
 
 
-def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[tuple[str, ...], str, str | None]:
-    """SAN moves, result, and the reason to leave the game out, if any."""
+def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[str, int, str] | str:
+    """Moves, their number and the result, or the reason to leave the game out."""
     text = _without_asides(movetext)
     first_number = _MOVE_NUMBER.search(text)
     if from_start and first_number and first_number.group(1) not in ("0", "1"):
-        return (), "", "second_part_of_a_split_game"
-    words = _san_words(text)
+        return "second_part_of_a_split_game"
+    words = text.split()
     closing = words.pop() if words and words[-1] in (*RESULTS, "*") else None
     result = closing or header_result
     if filters.terminated and (closing is None or result not in RESULTS):
-        return (), "", "not_terminated"
+        return "not_terminated"
     if closing in RESULTS and header_result in RESULTS and closing != header_result:
-        return (), "", "results_disagree"
-    if len(words) < max(filters.min_plies, 1):
-        return (), "", "too_few_plies"
-    if any(word in _NULL_MOVES for word in words):
-        return (), "", "null_move"
-    if not _MAIN_LINE.fullmatch(" ".join(words)):
-        return (), "", "unreadable_movetext"
-    return tuple(words), result, None
+        return "results_disagree"
+    readable = True
+    try:
+        plies = sum(map(_KINDS.__getitem__, words))
+    except KeyError:  # glyphs, zeros for castling, numbers without a space behind
+        words = _mended(" ".join(words))
+        plies, readable = len(words), bool(_MAIN_LINE.fullmatch(" ".join(words)))
+    if plies < max(filters.min_plies, 1):
+        return "too_few_plies"
+    if not readable:
+        return "unreadable_movetext" if _NULL_MOVES.isdisjoint(words) else "null_move"
+    return " ".join(words), plies, result
 
 
-def _san_words(text: str) -> list[str]:
-    """Moves and the result, without numbers and glyphs, in the spelling that both parsers know."""
-    words = [word for word in text.split() if not (word[-1] == "." and word[:-1].isdecimal())]
-    if _MAIN_LINE.fullmatch(" ".join(words[:-1])):
-        return words  # as Lichess writes it: nothing to mend, and this is the hot path
+def _mended(text: str) -> list[str]:
+    """Moves without numbers and glyphs, in the spelling that both parsers know."""
     words = _NUMBER_OR_GLYPH.sub(" ", text).replace("0-0", "O-O").replace("O-0", "O-O").replace("++", "+").split()
     return [f"{bare[1]}={bare[2]}" if (bare := _BARE_PROMOTION.fullmatch(word)) else word for word in words]
 
@@ -232,6 +310,19 @@ def _without_asides(movetext: str) -> str:
         movetext = _ESCAPED_LINE.sub("", movetext)
     if "{" in movetext or ";" in movetext:
         movetext = _COMMENT.sub(" ", movetext)
-    while "(" in movetext and (shorter := _VARIATION.sub(" ", movetext)) != movetext:
-        movetext = shorter
-    return movetext
+    return _without_variations(movetext) if "(" in movetext else movetext
+
+
+def _without_variations(movetext: str) -> str:
+    """In one pass, however deep they nest."""
+    kept, depth = [], 0
+    for part in _PARENTHESIS.split(movetext):
+        if part == "(":
+            depth += 1
+        elif part == ")":
+            depth -= 1
+        elif not depth:
+            kept.append(part)
+        if depth < 0:
+            break
+    return movetext if depth else " ".join(kept)
