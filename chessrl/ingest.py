@@ -38,7 +38,7 @@ from chessrl.pgn_extract import choose_program, pgn_extract_version
 from chessrl.shards import DTYPE, SPLITS, SplitWriter, manifest_hash
 from chessrl.sources import SourceDamage
 
-PART_FORMAT = 1  # counts up when parts of an earlier version cannot be used any more
+CORPUS_FORM = 1  # counts up when the same sources and settings give another corpus, or other parts
 _BLOCKS_AHEAD = 2  # per worker: what is read while the others are worked on
 
 
@@ -100,7 +100,7 @@ _Run = Callable[[str, bytes, Path], "Future[dict[str, Any]] | dict[str, Any]"]  
 def _parts_of(folder: Path, shape: BlockSettings, blocked: BlockedPositions | None) -> Path:
     """The folder of parts made with these settings; parts made with others go."""
     identity = {
-        "format": PART_FORMAT,
+        "form": CORPUS_FORM,
         "chessrl": importlib.metadata.version("chessrl"),
         "vocabulary": vocabulary_hash(),
         "shape": asdict(shape) | {"program": pgn_extract_version(shape.program) if shape.program else None},

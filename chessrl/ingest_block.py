@@ -274,8 +274,8 @@ def _part(
     sites = [game.site.encode() for game in chosen]
     values: dict[str, Any] = {
         "digest": digests[kept],
-        "white_elo": [min(game.white_elo or 0, 9999) for game in chosen],
-        "black_elo": [min(game.black_elo or 0, 9999) for game in chosen],
+        "white_elo": [game.white_elo or 0 for game in chosen],
+        "black_elo": [game.black_elo or 0 for game in chosen],
         "time_class": [CLASS_NAMES.index(game.time_class) for game in chosen],
         "result": [RESULT_NAMES.index(game.result) for game in chosen],
         "plies": batch.game_plies[kept],

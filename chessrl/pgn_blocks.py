@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import chess
@@ -26,6 +27,8 @@ _PARENTHESIS = re.compile(r"([()])")
 _NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|[!?]+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
 _MOVE_NUMBER = re.compile(r"(?<!\S)(\d+)\s*\.")
 _DATE = re.compile(r"\d{4}\.\d\d\.\d\d")
+_CLOCK = re.compile(r"(\d{1,9})(?:\+(\d{1,9})?)?")
+_RATING = re.compile(r"[0-9]{1,4}")
 _NUMBER = re.compile(r"\d{1,3}\.{1,3}")
 _BRACED = re.compile(r"\{[^{}]*\}")
 _GLYPHS = re.compile(r"[!?]+")
@@ -50,8 +53,8 @@ class GameFilters:
     exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")
     min_plies: int = 10
     rated_only: bool = True  # leaves out games whose Event says casual or unrated; over-the-board events say neither
-    min_rating: int | None = None
-    max_rating: int | None = None
+    min_rating: int = 0
+    max_rating: int = 9999
     standard_start: bool = True
     terminated: bool = True  # asks for a decided result that ends the movetext and agrees with the header
 
@@ -192,21 +195,39 @@ def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
 
 def _judge(header_text: str, movetext: str, filters: GameFilters) -> ScreenedGame | str:
     headers = dict(_HEADER.findall(header_text))
-    time_class = time_class_of(headers)
-    reason = _header_fault(headers, time_class, filters)
-    if reason:
-        return reason
-    start_fen = headers.get("FEN")
-    if start_fen is not None or headers.get("SetUp") == "1":
+    find = headers.get
+    time_class, fault = _judge_kind(find("Event", ""), find("TimeControl", ""), find("Variant", ""), find("Termination", ""), filters)
+    if fault:
+        return fault
+    white_elo, black_elo = _elo(find("WhiteElo", "")), _elo(find("BlackElo", ""))
+    for rating in (white_elo, black_elo):
+        if rating is not None and not filters.min_rating <= rating <= filters.max_rating:
+            return "rating_too_low" if rating < filters.min_rating else "rating_too_high"
+    start_fen = find("FEN")
+    if start_fen is not None or find("SetUp") == "1":
         start_fault = _start_fault(start_fen, filters)
         if start_fault:
             return start_fault
         start_fen = None if _is_standard(start_fen) else chess.Board(start_fen).fen(en_passant="fen")
-    line = _main_line(movetext, headers.get("Result", "*"), start_fen is None, filters)
+    line = _main_line(movetext, find("Result", "*"), start_fen is None, filters)
     if isinstance(line, str):
         return line
-    white_elo, black_elo = _elo(headers, "WhiteElo"), _elo(headers, "BlackElo")
-    return ScreenedGame(start_fen, *line, white_elo, black_elo, time_class, headers.get("Site", ""), _date(headers))
+    return ScreenedGame(start_fen, *line, white_elo, black_elo, time_class, find("Site", ""), _date(headers))
+
+
+@lru_cache(1 << 14)  # the same few hundred combinations stand above most games
+def _judge_kind(event: str, control: str, variant: str, termination: str, filters: GameFilters) -> tuple[str, str | None]:
+    """Time class, and why a game of this kind is left out, if it is."""
+    time_class = time_class_of(event, control)
+    if variant.lower() not in _STANDARD_VARIANTS:
+        return time_class, "variant"
+    if time_class in filters.exclude_time_classes:
+        return time_class, f"time_class_{time_class}"
+    if filters.rated_only and ("casual" in event.lower() or "unrated" in event.lower()):
+        return time_class, "unrated"
+    if filters.terminated and termination.lower() in _BROKEN_OFF:
+        return time_class, "broken_off"
+    return time_class, None
 
 
 def _date(headers: dict[str, str]) -> str:
@@ -214,41 +235,22 @@ def _date(headers: dict[str, str]) -> str:
     return text.replace(".", "-") if _DATE.fullmatch(text) else ""
 
 
-def time_class_of(headers: dict[str, str]) -> str:
+def time_class_of(event: str, control: str) -> str:
     """One of TIME_CLASSES or ``unknown``: from TimeControl (seconds + increment) by Lichess's bounds, else from the words of Event."""
-    control = headers.get("TimeControl", "")
-    initial, _, increment = control.partition("+")
-    if initial.isdecimal() and (increment.isdecimal() or not increment):
-        seconds = int(initial) + 40 * int(increment or 0)
+    clock = _CLOCK.fullmatch(control)
+    if clock:
+        seconds = int(clock[1]) + 40 * int(clock[2] or 0)
         return TIME_CLASSES[sum(seconds > longest for longest in _LONGEST_SECONDS)]
-    event = headers.get("Event", "").lower()
     for name in TIME_CLASSES:  # ultrabullet before bullet, which it contains
-        if name in event:
+        if name in event.lower():
             return name
     return "correspondence" if control == "-" else "unknown"
 
 
-def _elo(headers: dict[str, str], name: str) -> int | None:
-    text = headers.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and int(text) else None
-
-
-def _header_fault(headers: dict[str, str], time_class: str, filters: GameFilters) -> str | None:
-    if headers.get("Variant", "").lower() not in _STANDARD_VARIANTS:
-        return "variant"
-    if time_class in filters.exclude_time_classes:
-        return f"time_class_{time_class}"
-    event = headers.get("Event", "").lower()
-    if filters.rated_only and ("casual" in event or "unrated" in event):
-        return "unrated"
-    if filters.terminated and headers.get("Termination", "").lower() in _BROKEN_OFF:
-        return "broken_off"
-    ratings = [rating for rating in (_elo(headers, "WhiteElo"), _elo(headers, "BlackElo")) if rating is not None]
-    if filters.min_rating is not None and any(rating < filters.min_rating for rating in ratings):
-        return "rating_too_low"
-    if filters.max_rating is not None and any(rating > filters.max_rating for rating in ratings):
-        return "rating_too_high"
-    return None
+@lru_cache(1 << 14)
+def _elo(text: str) -> int | None:
+    """A rating of at most four digits; None where there is none."""
+    return int(text) or None if _RATING.fullmatch(text) else None
 
 
 def _start_fault(fen: str | None, filters: GameFilters) -> str | None:

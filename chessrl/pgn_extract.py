@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -100,9 +101,13 @@ def replay_san(game: ScreenedGame) -> Plies | None:
 
 def _run(program: str, games: Sequence[ScreenedGame]) -> bytes:
     text = "".join([_as_pgn(number, game) for number, game in enumerate(games)])
-    done = subprocess.run([program, *_OPTIONS], input=text.encode(), capture_output=True)
-    if done.returncode:
-        raise RuntimeError(f"{program} ended with status {done.returncode}: {done.stderr[-500:]!r}")
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as complaints:  # pipes would be fed 4 kB at a time
+        given.write(text.encode())
+        given.seek(0)
+        done = subprocess.run([program, *_OPTIONS], stdin=given, stdout=subprocess.PIPE, stderr=complaints)
+        if done.returncode:
+            complaints.seek(0)
+            raise RuntimeError(f"{program} ended with status {done.returncode}: {complaints.read()[-500:]!r}")
     return done.stdout
 
 
