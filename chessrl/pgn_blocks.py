@@ -76,7 +76,7 @@ class ScreenedGame:
     @property
     def san(self) -> list[str]:
         """The moves without numbers."""
-        return [word for word in self.moves.split() if _KINDS[word]]
+        return [word for word in self.moves.split() if not _NUMBER.fullmatch(word)]
 
 
 class _Kinds(dict[str, int]):
