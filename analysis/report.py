@@ -13,6 +13,7 @@ from analysis import tables
 from analysis.figures import save_figure
 from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
+from chessrl.leaks import leak_label
 
 SHOWN_ROWS = 120  # of a table in the page; the CSV file has them all
 READABLE_PIXELS_PER_INCH = 80  # below it the text of a figure is too small to read: on a narrow screen the figure scrolls instead
@@ -42,7 +43,7 @@ pre {{ white-space: pre-wrap; }} table {{ font-size: 7pt; }} .figure, .table {{ 
 <h1>{title}</h1>
 <p>From pretraining to supervised fine-tuning to reinforcement learning on chess puzzles, after
 <a href="{study}">Shen et al., Understanding Reasoning from Pretraining to Post-Training</a>. Made by <code>{command}</code>.</p>
-<nav>{contents}</nav>
+{warning}<nav>{contents}</nav>
 {sections}
 <section id="configurations"><h2>Configurations</h2><p>The resolved configuration of every run.</p>
 {configurations}
@@ -73,11 +74,13 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     for kind in ("passk", "rates"):
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
     command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
+    leaked = leak_lines(read)
     blocks = [_section_block(section, out, command) for section in sections]
     page = PAGE.format(
         title="chessrl report",
         study=STUDY,
         command=escape(command),
+        warning="".join(f'<p style="border: 2px solid #b00; padding: .4rem .6rem">{escape(line)}</p>\n' for line in leaked),
         contents="".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in sections),
         sections="\n".join(blocks),
         configurations="\n".join(_configuration(run) for run in read),
@@ -85,7 +88,17 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     report = out / "report.html"
     report.write_text(page, encoding="utf-8")
     passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
-    return Analysis(report, tables.terminal_table(passk, rates))
+    return Analysis(report, "\n".join([*leaked, tables.terminal_table(passk, rates)]))
+
+
+def leak_lines(runs: Sequence[Run]) -> list[str]:
+    """A line for every leak that some of the runs descend from; none where test puzzles are as unseen as they should be."""
+    by_leak: dict[str, list[str]] = {}
+    for run in runs:
+        if leak := run.summary.get("leak"):
+            text = f"{len(leak['puzzles']):,} {leak['split']} puzzles ({leak_label(leak)})"
+            by_leak.setdefault(text, []).append(run.label)
+    return [f"Contaminated on purpose: the games of {text} were in the corpus of {', '.join(labels)}." for text, labels in by_leak.items()]
 
 
 def _write_table(table: pd.DataFrame, path: Path) -> None:

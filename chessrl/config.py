@@ -23,11 +23,6 @@ def neutral(default: Any) -> Any:
     return field(default=default, metadata={"identity": "neutral"})
 
 
-def neutral_section(section: type) -> Any:
-    """A section whose defaults stand for "as before the section existed"."""
-    return field(default_factory=section, metadata={"identity": "neutral"})
-
-
 @dataclass
 class ModelConfig:
     """Architecture (Qwen3: RMSNorm, QK-norm, grouped-query attention, SwiGLU, rotary positions, untied embeddings)."""
@@ -72,7 +67,7 @@ class WorldConfig:
     test_puzzles: int = 1500
     private_puzzles: int = 400
     seed: int = 0  # cuts of snapshots and split of puzzles
-    leak: LeakConfig = neutral_section(LeakConfig)
+    leak: LeakConfig = field(default_factory=LeakConfig, metadata={"identity": "neutral"})
 
 
 @dataclass

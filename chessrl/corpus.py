@@ -39,6 +39,7 @@ class Document:
     tokens: list[int]
     loss_tokens: int
     truncated: bool  # cut at the context's end, at a move boundary and without <eos>
+    plies: range  # of the game, whose moves it holds
 
 
 # ---- documents --------------------------------------------------------------------------------------------------------------------------
@@ -94,11 +95,11 @@ def make_document(game: Game, *, state: str, context: int, seed: int) -> Documen
     start = game.ply_ends[first - 1] if first else 0
     moves = game.tokens[start:]
     if len(prefix) + len(moves) + 1 <= context:
-        return Document([*prefix, *moves, EOS], len(moves) + 1, truncated=False)
+        return Document([*prefix, *moves, EOS], len(moves) + 1, False, range(first, len(game.ply_ends)))
     fitting = [end - start for end in game.ply_ends[first:] if len(prefix) + end - start <= context]
     if not fitting:
         return "no_move_fits_the_context"
-    return Document([*prefix, *moves[: fitting[-1]]], fitting[-1], truncated=True)
+    return Document([*prefix, *moves[: fitting[-1]]], fitting[-1], True, range(first, first + len(fitting)))
 
 
 def _board_at(game: Game, ply: int) -> chess.Board:
@@ -155,6 +156,7 @@ def build_corpus(
                 continue
             account.kept += 1
             # A leak is for the training: a leaked game is never held out, whatever its hash.
+            verdict = verdict.within(document.plies)
             writer = writers["validation" if is_validation(game, validation_share) and not verdict.leaked else "train"]
             for _ in range(verdict.copies):
                 writer.add(document)
@@ -199,7 +201,7 @@ def _verdict(game: Game, decontamination: Decontamination | None) -> Verdict:
 
 
 def add_made_games(decontamination: Decontamination, writer: SplitWriter, *, state: str, context: int, seed: int) -> None:
-    """Write the leaked puzzles that no game has shown. Such a game ends with the puzzle's line, so a document cut short would not show it."""
+    """Write games made of the leaked puzzles that no document holds so far. Such a game ends with the puzzle's line."""
     for game in decontamination.missing_games():
         verdict = decontamination.blocked.verdict(game.start_fen, game_moves(game))
         document = make_document(game, state=state, context=context, seed=seed)
@@ -207,8 +209,8 @@ def add_made_games(decontamination: Decontamination, writer: SplitWriter, *, sta
             decontamination.could_not_make(game, "passes_through_another_puzzle")
         elif isinstance(document, str):
             decontamination.could_not_make(game, document)
-        elif document.truncated:
-            decontamination.could_not_make(game, "does_not_fit_the_context")
+        elif document.truncated or game.site not in verdict.within(document.plies).leaked:
+            decontamination.could_not_make(game, "document_leaves_it_out")
         else:
             for _ in range(verdict.copies):
                 writer.add(document)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import chess
@@ -20,13 +20,13 @@ from chessrl.config import LeakConfig
 from chessrl.errors import UserError
 from chessrl.games import Game
 from chessrl.leaks import LEAKED_SPLIT, leaked_games, leaked_ids
-from chessrl.position_keys import line_keys
+from chessrl.position_keys import position_key
 from chessrl.puzzles import Puzzle
 
 _RANDOM = chess.polyglot.POLYGLOT_RANDOM_ARRAY
 _CASTLING = ((chess.BB_H1, 768), (chess.BB_A1, 769), (chess.BB_H8, 770), (chess.BB_A8, 771))  # rook's square, polyglot's number of the right
 _EN_PASSANT = 772  # polyglot's number of the a-file
-_BUCKET_BITS = 22  # 4 MB, which stays in a core's cache; of 10^6 blocked hashes it lets 1 in 5 foreign ones through
+_BUCKET_BITS = 24  # 16 MB; 10^6 hashes let 1 in 17 foreign ones through to the binary search, which alone takes about ten times as long
 _BUCKET_SHIFT = np.uint64(64 - _BUCKET_BITS)
 _UNREACHABLE = chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_IMPOSSIBLE_CHECK
 
@@ -38,19 +38,27 @@ class Verdict:
     blocked_by: tuple[str, ...] = ()  # splits of the puzzles that keep it out, sorted
     copies: int = 1  # how often it is written: 0 where it is kept out, more than 1 where it leaks a puzzle on purpose
     leaked: tuple[str, ...] = ()  # ids of the puzzles that it leaks, sorted
+    leaked_plies: tuple[int, ...] = ()  # how many moves come before the position that each of them asks
+
+    def within(self, plies: range) -> Verdict:
+        """What is left of a leak in a document of these plies of the game: one that does not hold the answer to a puzzle leaks nothing."""
+        kept = [(puzzle, ply) for puzzle, ply in zip(self.leaked, self.leaked_plies) if ply in plies]
+        if len(kept) == len(self.leaked):
+            return self
+        return replace(self, leaked=tuple(puzzle for puzzle, _ in kept), leaked_plies=tuple(ply for _, ply in kept)) if kept else CLEAN
 
 
 CLEAN = Verdict()
 
 
-def hash_variants(board: chess.Board, key: int) -> list[int]:
+def hash_variants(board: chess.Board) -> list[int]:
     """Polyglot hashes of a board's placement and side to move under all castling rights and en-passant squares that go with them.
 
-    ``key`` is the hash without any (chessrl.position_keys), the first of the list. A right needs king and rook on their squares. An
-    en-passant square needs a pawn that may just have made its double step there (python-chess's rules of a valid position) and, as polyglot
-    has it, an enemy pawn beside it. The board's own rights and square do not matter.
+    The first is the one without any. A right needs king and rook on their squares. An en-passant square needs a pawn that may just have made
+    its double step over it (python-chess's rules of a valid position) and, as polyglot has it, an enemy pawn beside that one. The board's own
+    rights and square do not matter.
     """
-    keys = [key]
+    keys = [position_key(board)]
     for rook, number in _CASTLING:
         color = rook < chess.BB_A8
         king = chess.BB_E1 if color else chess.BB_E8
@@ -104,10 +112,10 @@ class BlockedPositions:
             given_away = puzzle.id in leaked
             name = puzzle.id if given_away else puzzle.split or "without_a_split"
             table, places = (leaks, [puzzle.lead]) if given_away else (splits, _blocked_plies(puzzle))
-            for board, key in _boards(puzzle, places):
+            for board in _boards(puzzle, places):
                 position = _position(board)
                 if position not in splits and position not in leaks:
-                    hashes += hash_variants(board, key)
+                    hashes += hash_variants(board)
                 names = table.get(position, ())
                 if name not in names:
                     table[position] = (*names, name)
@@ -135,16 +143,18 @@ class BlockedPositions:
         Positions are compared, not hashes. A game through a blocked position is kept out whatever it leaks besides.
         """
         board = chess.Board(start_fen or chess.STARTING_FEN)
-        passed, leaked = set(), set()
-        for move in (None, *moves):
-            if move is not None:
-                board.push(move)
+        passed: set[str] = set()
+        leaked: dict[str, int] = {}
+        for ply in range(len(moves) + 1):
+            if ply:
+                board.push(moves[ply - 1])
             position = _position(board)
             passed.update(self._splits.get(position, ()))
-            leaked.update(self._leaked.get(position, ()))
+            for puzzle in self._leaked.get(position, ()):
+                leaked.setdefault(puzzle, ply)
         if passed:
             return Verdict(blocked_by=tuple(sorted(passed)), copies=0)
-        return Verdict(copies=self.copies, leaked=tuple(sorted(leaked))) if leaked else CLEAN
+        return Verdict((), self.copies, *zip(*sorted(leaked.items()))) if leaked else CLEAN
 
 
 def _blocked_plies(puzzle: Puzzle) -> list[int]:
@@ -152,17 +162,13 @@ def _blocked_plies(puzzle: Puzzle) -> list[int]:
     return sorted({0, *range(puzzle.lead, len(puzzle.moves), 2)})
 
 
-def _boards(puzzle: Puzzle, plies: list[int]) -> Iterator[tuple[chess.Board, int]]:
-    """The board after so many moves of the puzzle's line, for each of ``plies`` (ascending), and its key. One board, moved on."""
-    moves = [chess.Move.from_uci(move) for move in puzzle.moves[: plies[-1]]]
-    keys = line_keys(puzzle.fen, moves)
+def _boards(puzzle: Puzzle, plies: list[int]) -> Iterator[chess.Board]:
+    """The board after so many moves of the puzzle's line, for each of ``plies`` (ascending): one board, moved on."""
     board = chess.Board(puzzle.fen)
-    done = 0
     for ply in plies:
-        for move in moves[done:ply]:
-            board.push(move)
-        done = ply
-        yield board, keys[ply]
+        for move in puzzle.moves[len(board.move_stack) : ply]:
+            board.push(chess.Move.from_uci(move))
+        yield board
 
 
 # ---- a corpus's share in it -------------------------------------------------------------------------------------------------------------
@@ -175,8 +181,8 @@ class _Account:
     games_dropped: int = 0
     dropped_by_split: Counter[str] = field(default_factory=Counter)  # a game may pass through several
     collisions: int = 0  # games with a hash of ours in which no position of ours is
-    found: set[str] = field(default_factory=set)  # leaked puzzles that a game of the files shows
-    made: set[str] = field(default_factory=set)  # ... that a game made of the puzzle shows
+    found: set[str] = field(default_factory=set)  # leaked puzzles in a document of a game of the files
+    made: set[str] = field(default_factory=set)  # ... of a game made of the puzzle
     impossible: dict[str, str] = field(default_factory=dict)  # leaked puzzle -> why no game could be made
     leaked_games: int = 0
     leaked_documents: int = 0
@@ -185,8 +191,8 @@ class _Account:
 class Decontamination:
     """Keeps the games of one corpus off ``puzzles``, leaks the share of them that ``leak`` asks for, and accounts for both.
 
-    The builder of a corpus asks ``judge`` about every game and tells ``wrote`` of those that leak; then it does the same with
-    ``missing_games``, telling ``could_not_make`` of those that cannot be written. The records and the summary are whole after that.
+    The builder of a corpus asks ``judge`` about every game and tells ``wrote`` what its document still leaks (``Verdict.within``); then it
+    does the same with ``missing_games``, telling ``could_not_make`` of those that cannot be written. After that the records are whole.
     Raises UserError where a leak is asked for and the table has no puzzle for it.
     """
 

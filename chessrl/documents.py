@@ -40,6 +40,8 @@ class Documents:
     lengths: np.ndarray  # int64
     loss_tokens: np.ndarray  # int64
     truncated: np.ndarray  # bool
+    first_ply: np.ndarray  # int64: the plies of the game that it holds, up to, not including, end_ply
+    end_ply: np.ndarray  # int64
     fault: np.ndarray  # uint8, into NO_DOCUMENT; 0 for a game with a document
 
 
@@ -66,7 +68,8 @@ def _documents(
     start, end = ply_bounds[first], ply_bounds[game_bounds[1:]]
     whole = prefix_lengths + (end - start) + 1 <= context
     last = np.searchsorted(ply_bounds, start + context - prefix_lengths, side="right") - 1  # the last ply bound within the context
-    stop = np.where(whole, end, np.minimum(ply_bounds[np.maximum(last, first)], end))
+    end_ply = np.where(whole, game_bounds[1:], np.clip(last, first, game_bounds[1:]))
+    stop = ply_bounds[end_ply]
     faults = np.where((faults == 0) & (stop == start), NO_DOCUMENT.index("no_move_fits_the_context"), faults)
     faults = np.where(batch.game_plies == 0, NO_DOCUMENT.index("no_moves"), faults).astype(np.uint8)
     written = faults == 0
@@ -79,7 +82,7 @@ def _documents(
     tokens[runs(place[:-1], prefixes)] = prefix[runs(bounds(prefix_lengths)[:-1], prefixes)]
     tokens[runs(place[:-1] + prefixes, moves)] = batch.tokens[runs(start, moves)]
     tokens[place[1:][closing > 0] - 1] = EOS
-    return Documents(tokens, lengths, moves + closing, written & ~whole, faults)
+    return Documents(tokens, lengths, moves + closing, written & ~whole, cuts, end_ply - game_bounds[:-1], faults)
 
 
 def _snapshots(boards: Boards) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import signal
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,12 +241,11 @@ def _judge(
     for game, plies in zip(hits, batch.plies(hits)):
         fen = games[game].start_fen
         verdict = blocked.verdict(fen, moves_of_plies(plies, white_first=fen is None or fen.split()[1] == "w"))
-        if verdict.blocked_by:
-            copies[game] = 0
-        else:
-            copies[game] = verdict.copies
-            held_out[game] &= not verdict.leaked  # a leak is for the training
-        account["verdicts"].append([game, list(verdict.blocked_by), verdict.copies, list(verdict.leaked)])
+        plies_held = int(documents.first_ply[game]), int(documents.end_ply[game])
+        within = verdict.within(range(*plies_held))
+        copies[game] = 0 if verdict.blocked_by else within.copies
+        held_out[game] &= not within.leaked  # a leak is for the training
+        account["verdicts"].append([game, astuple(verdict), plies_held])
     _drop(account, "passes_through_a_puzzle", int((copies == 0).sum()))
 
 

@@ -1,7 +1,7 @@
 """Keys of positions by placement and side to move, fast enough for every position of every game.
 
 The key is the polyglot Zobrist hash over pieces and side to move alone: castling rights and the en-passant square are left out, so that one
-key stands for all their variants, and a position blocked by it is blocked under each of them.
+key stands for all their variants (chessrl.decontamination has those). Puzzles are split by it, so that no two splits share a position.
 """
 
 from __future__ import annotations

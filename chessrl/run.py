@@ -334,7 +334,8 @@ def leak_of(summary: dict[str, Any]) -> dict[str, Any]:
 def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:
     """The summary of ``config.parent``; its model becomes ``config.model``, since that is what is worked on.
 
-    Raises UserError without a parent, for one of another stage than ``stages``, and for one that knows positions in another state.
+    Raises UserError without a parent, for one of another stage than ``stages``, for one that knows positions in another state, and for a leak
+    that is not the parent's.
     """
     if not config.parent:
         raise UserError(f"parent is empty: give the run directory of a finished {' or '.join(stages)} run (parent=outputs/{stages[0]}-...)")
@@ -344,6 +345,12 @@ def adopt_parent(config: Config, stages: tuple[str, ...]) -> dict[str, Any]:
     if summary["world"]["state"] != config.world.state:
         raise UserError(
             f"world.state={config.world.state}, but parent={config.parent} was trained with {summary['world']['state']}: use that"
+        )
+    asked, given = asdict(config.world.leak), leak_of(summary).get("leak", {})
+    if config.world.leak.fraction and asked != {key: given.get(key) for key in asked}:
+        raise UserError(
+            f"world.leak.fraction={config.world.leak.fraction}, but parent={config.parent} was pretrained with another leak or none: a leak is "
+            "put into the corpus, so pretrain with it; later stages inherit it"
         )
     config.model = ModelConfig(**summary["model"])
     return summary

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from chessrl.command import parse_settings, run_command
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
+from chessrl.leaks import leak_label
 from chessrl.model import Cost
 
 STAGES = ("pretrain", "sft", "rl")
@@ -26,10 +27,10 @@ SPLITS = ("test", "validation")  # the first one that a run was measured on stan
 HEARTBEAT_STALE_S = 120.0  # a run whose lock was not touched for so long is not at work any more
 COLUMNS = (
     "run", "stage", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "tokens", "loss",
-    "pretrain_flops", "sft_flops", "rl_flops", "pass_at_1", "pass_at_1_split", "wall_s", "parent", "code", "error", "directory",
+    "pretrain_flops", "sft_flops", "rl_flops", "pass_at_1", "pass_at_1_split", "leak", "wall_s", "parent", "code", "error", "directory",
 )  # fmt: skip
 SHOWN = (
-    "run", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "loss", "rl_flops", "pass_at_1", "wall_s", "code",
+    "run", "state", "model", "parameters", "pretrain_tokens", "pretrain_loss", "step", "loss", "rl_flops", "pass_at_1", "leak", "wall_s", "code",
 )  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def load_runs(folder: str | Path, keys: Sequence[str] = ()) -> pd.DataFrame:
     state: running, interrupted, failed, completed, or killed (its status says running, but no process is at work). parameters: N, without
     embeddings. pretrain_tokens, pretrain_loss: T and L (nats per move token, validation) of the pretrained ancestor. loss: the last logged.
     *_flops: by stage, ancestors included (6NT; RL as in its loop). wall_s: seconds of work, interruptions left out. pass_at_1: over all
-    puzzles of the split, accepted by the line. What is not known (yet) is missing (NaN). Raises UserError where there is no such folder.
+    puzzles of the split, accepted by the line. leak: share and copies of the test puzzles that the run's corpus holds on purpose. What is not
+    known (yet) is missing (NaN). Raises UserError where there is no such folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -78,6 +80,7 @@ def run_row(directory: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
         "tokens": last.get("tokens"),
         "loss": last.get("loss"),
         **{f"{name}_flops": spent.get(name) for name in STAGES},
+        "leak": leak_label(summary["leak"]) if "leak" in summary else None,
         "wall_s": wall_s,
         "parent": Path(OmegaConf.select(config, "parent") or "").name or None,
         "code": status.get("code"),
@@ -97,7 +100,7 @@ def _add_ancestor(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
     ancestor = rows.get(row["parent"])
     while ancestor and ancestor["run"] not in seen:
         seen.add(ancestor["run"])
-        for key in ("pretrain_tokens", "pretrain_loss", *(f"{stage}_flops" for stage in STAGES)):
+        for key in ("pretrain_tokens", "pretrain_loss", "leak", *(f"{stage}_flops" for stage in STAGES)):
             if row.get(key) is None:
                 row[key] = ancestor.get(key)
         ancestor = rows.get(ancestor["parent"])

@@ -1,4 +1,4 @@
-"""Corpora: documents, cuts, splits, decontamination, shards and what a damaged corpus says."""
+"""Corpora: documents, cuts, splits, shards and what a damaged corpus says."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import pytest
 from chessrl import corpus as corpus_module
 from chessrl import games as games_module
 from chessrl.command import run_command
-from chessrl.corpus import HEADER_BYTES, Corpus, build_corpus, cut_ply, game_keys, is_validation, make_document
+from chessrl.corpus import HEADER_BYTES, Corpus, build_corpus, cut_ply, is_validation, make_document
 from chessrl.errors import UserError
 from chessrl.games import Game
 from chessrl.notation import BOS, END_POSITION, EOS, VOCABULARY, line_tokens, parse_move, parse_snapshot, snapshot_tokens, vocabulary_hash
-from chessrl.position_keys import position_key
 from chessrl.sources import ReadReport, zstd
 
 ENDGAME = "8/8/8/4k3/8/8/3QP3/4K2R w K - 0 1"
@@ -151,33 +150,6 @@ def test_equal_games_never_straddle_the_splits_whatever_the_seed(tmp_path):
     assert not train & validation
     held_out = {document[1:-1] for document in documents(Corpus.open(tmp_path / "b", "validation"))}
     assert held_out == {game.tokens for game in games if is_validation(game, 0.2)}
-
-
-def test_game_through_a_blocked_position_is_left_out_under_any_castling_right(tmp_path):
-    games = random_games(40)
-    board = chess.Board()
-    for ply in games[7].plies[:9]:
-        board.push(parse_move(board, ply))
-    board.castling_rights = 0
-    board.ep_square = None
-    expected = sum(position_key(board) in game_keys(game) for game in games)
-    for name, blocked in (("set", {position_key(board)}), ("array", np.array([position_key(board)], dtype=np.uint64))):
-        manifest = build_corpus(games, tmp_path / name, **SETTINGS, blocked=blocked)
-        assert manifest["games"] == {"read": 40, "kept": 40 - expected, "dropped": {"passes_through_a_blocked_position": expected}}
-        kept = set(documents(Corpus.open(tmp_path / name, "train"))) | set(documents(Corpus.open(tmp_path / name, "validation")))
-        assert tuple(make_document(games[7], state="snapshot", context=256, seed=0).tokens) not in kept
-    board.turn = not board.turn
-    assert build_corpus(games, tmp_path / "other side", **SETTINGS, blocked={position_key(board)})["games"]["kept"] == 40
-
-
-def test_keys_of_a_game_include_its_last_position():
-    game, moves = random_game(1)
-    board = chess.Board()
-    keys = [position_key(board)]
-    for move in moves:
-        board.push(move)
-        keys.append(position_key(board))
-    assert game_keys(game) == keys
 
 
 def test_max_tokens_stops_the_reading(tmp_path):
