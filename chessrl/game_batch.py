@@ -126,11 +126,14 @@ def split_plies(tokens: np.ndarray, game_tokens: np.ndarray) -> tuple[GameBatch,
     castles = (tokens == CASTLE_SHORT) | (tokens == CASTLE_LONG)
     promoted = np.zeros(len(tokens), dtype=bool)
     promoted[1:] = tokens[:-1] == PROMOTION
-    starts_ply = (castles | (kinds == _START)) & ~promoted
     token_bounds = bounds(game_tokens)
     nonempty = game_tokens > 0
+    firsts = token_bounds[:-1][nonempty]
+    promoted[firsts] = False
+    starts_ply = (castles | (kinds == _START)) & ~promoted
     readable = nonempty.copy()
-    readable[nonempty] = starts_ply[token_bounds[:-1][nonempty]]
+    readable[nonempty] = starts_ply[firsts]
+    starts_ply[firsts] = True  # so that a game which begins amiss does not lengthen the last ply of the one before
     ply_starts = np.flatnonzero(starts_ply)
     ply_tokens = np.diff(np.append(ply_starts, len(tokens)))
     padded = np.concatenate([kinds, np.full(LONGEST_MOVE + 1, 255, dtype=np.uint8)])
@@ -141,10 +144,10 @@ def split_plies(tokens: np.ndarray, game_tokens: np.ndarray) -> tuple[GameBatch,
     takes = padded[place + 2] == _TAKES
     target = place + 2 + takes
     good &= padded[target] == _SQUARE
-    promotes = padded[target + 1] == _IS
+    promotes = (padded[target + 1] == _IS) & (target + 1 < place + ply_tokens[plain])
     good &= ~promotes | (padded[target + 2] == _START)
     length[plain] = np.where(good, 4 + takes + 2 * promotes - 1, 0)
-    length += padded[ply_starts + length] == _SUFFIX
+    length += (padded[ply_starts + length] == _SUFFIX) & (length < ply_tokens)
     game_of_ply = np.searchsorted(token_bounds, ply_starts, side="right") - 1
     readable[game_of_ply[length != ply_tokens]] = False
     game_plies = np.bincount(game_of_ply, minlength=len(game_tokens))

@@ -24,7 +24,7 @@ _HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]++|\\.)*+)"\s*\]')
 _COMMENT = re.compile(r"\{[^}]*\}|;[^\n]*")
 _ESCAPED_LINE = re.compile(r"^%.*$", re.MULTILINE)
 _PARENTHESIS = re.compile(r"([()])")
-_NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|[!?]+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
+_NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
 _MOVE_NUMBER = re.compile(r"(?<!\S)(\d+)\s*\.")
 _DATE = re.compile(r"\d{4}\.\d\d\.\d\d")
 _CLOCK = re.compile(r"(\d{1,9})(?:\+(\d{1,9})?)?")
@@ -133,8 +133,6 @@ def _regular_parts(game: bytes) -> tuple[str, str] | None:
         moves = _BRACED.sub(" ", moves)
         if "{" in moves or "}" in moves:
             return None
-    if "?" in moves or "!" in moves:
-        moves = _GLYPHS.sub(" ", moves)
     return headers, moves
 
 
@@ -307,11 +305,13 @@ def _mended(text: str) -> list[str]:
 
 
 def _without_asides(movetext: str) -> str:
-    """Movetext without comments, escaped lines and variations; an unbalanced parenthesis stays, and fails the main line."""
+    """Movetext without comments, glyphs, escaped lines and variations; an unbalanced parenthesis stays, and fails the main line."""
     if "%" in movetext and ("\n%" in movetext or movetext.startswith("%")):
         movetext = _ESCAPED_LINE.sub("", movetext)
     if "{" in movetext or ";" in movetext:
         movetext = _COMMENT.sub(" ", movetext)
+    if "?" in movetext or "!" in movetext:
+        movetext = _GLYPHS.sub(" ", movetext)
     return _without_variations(movetext) if "(" in movetext else movetext
 
 

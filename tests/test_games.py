@@ -15,8 +15,8 @@ from chessrl import pgn_extract as pgn_extract_module
 from chessrl.errors import UserError
 from chessrl.games import Game, games_from_table, read_games
 from chessrl.notation import line_tokens, to_text
-from chessrl.pgn_blocks import GameFilters, ScreenedGame, screen, screen_text, split_blocks, time_class_of
-from chessrl.pgn_extract import extract_plies, find_pgn_extract, read_moves
+from chessrl.pgn_blocks import GameFilters, ScreenedGame, split_blocks, time_class_of
+from chessrl.pgn_extract import extract_plies, find_pgn_extract
 from chessrl.sources import ReadReport, read_lines, zstd
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
