@@ -15,7 +15,7 @@ from chessrl.errors import UserError
 EVEN_RANGE = (800, 3000)  # of balance=even: the range over which Shen et al. sample their games evenly
 _HISTOGRAM = re.compile(r"\{\s*(?:\d+\s*:\s*[\d.]+\s*(?:,\s*(?=\d)|(?=\})))+\}")
 _ENTRY = re.compile(r"(\d+)\s*:\s*([\d.]+)")
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _quotas(available: np.ndarray, weights: np.ndarray, games: int) -> np.ndarra
 
 def _draws(digests: np.ndarray, seed: int) -> np.ndarray:
     """Independent uniform 64-bit integers of (seed, digest): the finaliser of splitmix64."""
-    value = digests ^ (np.uint64(seed % 2**64) * _GOLDEN + _GOLDEN)
+    value = digests ^ np.uint64((seed + 1) * _GOLDEN % 2**64)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
