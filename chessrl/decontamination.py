@@ -154,7 +154,10 @@ class BlockedPositions:
                 leaked.setdefault(puzzle, ply)
         if passed:
             return Verdict(blocked_by=tuple(sorted(passed)), copies=0)
-        return Verdict((), self.copies, *zip(*sorted(leaked.items()))) if leaked else CLEAN
+        if not leaked:
+            return CLEAN
+        ids = sorted(leaked)
+        return Verdict(copies=self.copies, leaked=tuple(ids), leaked_plies=tuple(leaked[puzzle] for puzzle in ids))
 
 
 def _blocked_plies(puzzle: Puzzle) -> list[int]:
