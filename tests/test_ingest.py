@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import signal
 import subprocess
@@ -154,6 +155,19 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert len(remade) == blocks - len(done)
 
 
+def die(*_) -> None:
+    os._exit(1)
+
+
+def test_a_worker_that_is_killed_is_one_line_and_the_next_run_goes_on(tmp_path, monkeypatch):
+    source = games_file(tmp_path / "a.pgn", range(40))
+    monkeypatch.setattr(ingest_module, "work_in_worker", die)
+    with pytest.raises(UserError, match=r"a worker process was killed .* run again to go on"):
+        ingest([source], tmp_path / "out", settings(), workers=2, block_bytes=6000)
+    monkeypatch.undo()
+    assert ingest([source], tmp_path / "out", settings(), block_bytes=6000)["games"]["kept"] == 40
+
+
 def test_parts_of_other_settings_or_torn_ones_are_made_again(tmp_path, monkeypatch):
     source = games_file(tmp_path / "a.pgn", range(40))
     expected = ingest([source], tmp_path / "expected", settings(state="snapshot"), block_bytes=6000)
@@ -187,35 +201,32 @@ def test_blocks_do_not_depend_on_how_the_pieces_fall():
 
 
 def test_every_game_is_kept_or_counted_by_its_reason(tmp_path):
-    text = "".join(
-        [
-            random_game(1),
-            random_game(2),
-            random_game(1, Site="https://lichess.org/copy"),
-            random_game(3, Event="Casual Blitz game"),
-            random_game(4, TimeControl="60+0"),
-            random_game(5, Termination="Abandoned"),
-            random_game(6, Termination="Rules infraction"),
-            random_game(7, plies=4),
-            random_game(8, Variant="Chess960"),
-            random_game(9, WhiteElo="800"),
-            random_game(10).replace("1-0\n\n", "*\n\n"),
-            random_game(11).replace("1. ", "1. Qh5 "),
-            random_game(12, plies=300),
-            random_game(13, Termination="Time forfeit"),
-        ]
-    )
-    (tmp_path / "a.pgn").write_text(text)
-    filters = GameFilters(min_rating=900, max_rating=4000)
+    def game(seed: int, plies: int = 30, **headers: str) -> str:
+        return random_game(seed, plies, **{"WhiteElo": "1500", "BlackElo": "1500"} | headers)
+
+    fen = {"FEN": chess.STARTING_FEN.replace("KQkq", "Kq"), "SetUp": "1"}
+    expected = {
+        "duplicate": [game(1, Site="https://lichess.org/copy"), game(2, WhiteElo="1234")],
+        "unrated": [game(3, Event="Casual Blitz game")],
+        "time_class_bullet": [game(4, TimeControl="60+0")],
+        "broken_off": [game(5, Termination="Abandoned"), game(6, Termination="Rules infraction")],
+        "too_few_plies": [game(7, plies=4), game(8, plies=9)],
+        "variant": [game(9, Variant="Chess960")],
+        "rating_too_low": [game(10, BlackElo="899")],
+        "rating_too_high": [game(11, WhiteElo="2501")],
+        "not_terminated": [game(12).replace(" 1-0\n", " *\n")],
+        "illegal_move": [game(13).replace("\n1. ", "\n1. Qh5 "), game(14).replace("\n1. ", "\n1. O-O ")],
+        "set_up_position": [game(15, **fen)],
+    }
+    kept = [game(1), game(2), game(16, Termination="Time forfeit"), game(17, WhiteElo="?"), game(18, plies=10)]
+    (tmp_path / "a.pgn").write_text("".join([*kept, *chain.from_iterable(expected.values())]))
+    filters = GameFilters(min_rating=900, max_rating=2500)
     manifest = ingest([str(tmp_path / "a.pgn")], tmp_path / "out", settings(filters=filters, validation_share=0.0))
-    dropped = dict(manifest["games"]["dropped"])
-    low = dropped.pop("rating_too_low")
-    assert adds_up(manifest) and manifest["games"]["read"] == 14 and low >= 1
-    assert dropped.pop("duplicate", 0) <= 1
-    for reason, count in {"unrated": 1, "time_class_bullet": 1, "broken_off": 2, "variant": 1}.items():
-        assert dropped.pop(reason) == count
-    assert set(dropped) <= {"too_few_plies", "not_terminated", "illegal_move"}
-    assert manifest["games"]["illegal_sites"] in ([], ["https://lichess.org/00000011"])
+    assert manifest["games"]["dropped"] == {reason: len(games) for reason, games in expected.items()}
+    assert manifest["games"]["kept"] == len(kept) and adds_up(manifest)
+    assert manifest["games"]["illegal_sites"] == ["https://lichess.org/00000013", "https://lichess.org/00000014"]
+    with pytest.raises(UserError, match=r"train split of the corpus is empty .*no_move_fits_the_context 7"):
+        ingest([str(tmp_path / "a.pgn")], tmp_path / "none", settings(filters=filters, validation_share=0.0, context=2))
 
 
 def test_of_equal_games_the_first_stays_whichever_file_it_is_in(tmp_path):
