@@ -111,6 +111,8 @@ def _parts_of(folder: Path, shape: BlockSettings, blocked: BlockedPositions | No
         if other.name != name:
             shutil.rmtree(other)
     (folder / name).mkdir(parents=True, exist_ok=True)
+    for begun in (folder / name).glob("*.tmp"):  # by a run that was killed
+        begun.unlink()
     return folder / name
 
 

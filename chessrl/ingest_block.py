@@ -64,9 +64,12 @@ class Part:
         """Write a file that is there whole or not at all."""
         account = np.frombuffer(json.dumps(self.account).encode(), dtype=np.uint8)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            np.savez(file, tokens=self.tokens, sites=self.sites, account=account, **self.facts)
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, tokens=self.tokens, sites=self.sites, account=account, **self.facts)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
 
 
 def load_account(path: Path) -> dict[str, Any] | None:

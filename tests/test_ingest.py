@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -507,6 +508,20 @@ def test_command_keeps_games_off_puzzles_and_tells_the_account(tmp_path, monkeyp
         monkeypatch.setattr("sys.argv", ["games", f"sources={source}", f"out={tmp_path / 'b'}", word])
         assert run_command(games_module.main) == 2
         assert key in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_part(tmp_path, monkeypatch, capsys):
+    source = games_file(tmp_path / "a.pgn", range(20))
+
+    def full(file, **_):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr("sys.argv", ["games", f"sources={source}", f"out={tmp_path / 'out'}"])
+    assert run_command(games_module.main) == 2
+    assert "free some space" in (error := capsys.readouterr().err) and error.strip().count("\n") == 0
+    assert not list(tmp_path.glob(".out.parts/*/*"))
 
 
 # ---- real data --------------------------------------------------------------------------------------------------------------------------
