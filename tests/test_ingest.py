@@ -265,6 +265,25 @@ def test_the_table_of_games_says_where_each_document_lies(tmp_path):
     assert len(set(table["shard"])) > 3
 
 
+def test_a_game_that_starts_at_a_puzzle_is_found_under_other_castling_rights_too(tmp_path):
+    fen = "r3k2r/ppp2ppp/8/8/8/8/PPP2PPP/R3K2R w KQkq - 0 1"
+    puzzle = Puzzle("p", fen, ("e1g1", "e8g8", "a2a3"), 1, 1500, "B2", split="rl")
+    games = [
+        f'[Event "x"]\n[Result "1-0"]\n[SetUp "1"]\n[FEN "{start}"]\n\n{moves} 1-0\n\n'
+        for start, moves in (
+            (fen.replace("KQkq", "Qk"), "1. Kd2 Kd7"),
+            (fen.replace("KQkq", "KQkq").replace(" w ", " b "), "1... Kd7 2. Kd2"),  # the other side to move: another position
+            (fen.replace("KQkq", "Kkq"), "1. a3 a6"),
+            ("r3k2r/ppp2ppp/8/8/8/P7/1PP2PPP/R3K2R b KQkq - 0 1", "1... a6 2. b3"),
+        )
+    ]
+    (tmp_path / "a.pgn").write_text("".join(games))
+    options = {"state": "snapshot", "validation_share": 0.0, "filters": GameFilters((), 1, rated_only=False, standard_start=False)}
+    manifest = ingest([str(tmp_path / "a.pgn")], tmp_path / "out", settings(**options), decontamination=Decontamination([puzzle], LeakConfig()))
+    assert manifest["games"]["dropped"] == {"passes_through_a_puzzle": 2} and manifest["games"]["kept"] == 2
+    assert manifest["decontamination"]["games_dropped_by_split"] == {"rl": 2} and manifest["decontamination"]["collisions"] == 0
+
+
 # ---- balance ----------------------------------------------------------------------------------------------------------------------------
 
 
