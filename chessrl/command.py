@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import TypeVar, get_type_hints
 
-from chessrl.errors import UserError
+from chessrl.errors import DISK_FULL, UserError
 from chessrl.signals import Interrupted, stop_signals
 
 Settings = TypeVar("Settings")
@@ -46,12 +47,18 @@ def _convert(key: str, text: str, expected: type) -> object:
 
 
 def run_command(command: Callable[[list[str]], None]) -> int:
-    """Run a command on this process's arguments; its exit status: 0, 2 after a UserError printed as one line, or a stop signal's."""
+    """Run a command on this process's arguments; its exit status: 0, 2 after a UserError or a full disk printed as one line, or a stop
+    signal's."""
     try:
         with stop_signals():
             command(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print(f"error: {error.filename or 'output'}: {os.strerror(error.errno)}: free some space, then run the command again", file=sys.stderr)
         return 2
     except Interrupted as stop:
         print(stop, file=sys.stderr)

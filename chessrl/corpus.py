@@ -1,7 +1,6 @@
 """Token corpora: games -> documents -> memory-mapped shards with a manifest.
 
-A shard is ``NAME.tokens``: a JSON header of 512 bytes, then the token ids of its documents end to end; and ``NAME.offsets.npy``: where each
-document starts, and the end. A corpus is built beside its place and renamed into it, so a folder with a manifest is a whole corpus.
+A corpus is built beside its place and renamed into it, so a folder with a manifest is a whole corpus.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chess
 import numpy as np
@@ -22,13 +21,14 @@ from chessrl.errors import UserError, make_folder
 from chessrl.games import Game
 from chessrl.notation import BOS, EOS, VOCABULARY, snapshot_tokens, vocabulary_hash
 from chessrl.position_keys import line_keys, moves_of_plies
+from chessrl.shards import DTYPE, HEADER_BYTES, SPLITS, SplitWriter, manifest_hash, shard_header
 from chessrl.sources import ReadReport
 
-SPLITS = ("train", "validation")
+if TYPE_CHECKING:
+    from chessrl.ingest_merge import Account  # it builds on this module
+
 STATES = ("snapshot", "history")
 MANIFEST = "manifest.json"
-HEADER_BYTES = 512
-DTYPE = np.dtype("uint8") if len(VOCABULARY) <= 256 else np.dtype("<u2")
 FEWEST_PLIES_AFTER_CUT = 8
 
 
@@ -47,7 +47,12 @@ class Document:
 
 def game_digest(game: Game, purpose: str) -> int:
     """64-bit hash of start position and moves; different purposes give independent values."""
-    text = f"{purpose} {game.start_fen or ''} ".encode() + np.asarray(game.tokens, dtype="<u2").tobytes()
+    return digest_of(purpose, game.start_fen, np.asarray(game.tokens, dtype="<u2").tobytes())
+
+
+def digest_of(purpose: str, start_fen: str | None, tokens: bytes) -> int:
+    """``game_digest`` of a game whose tokens are given as little-endian 16-bit integers end to end."""
+    text = f"{purpose} {start_fen or ''} ".encode() + tokens
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -62,10 +67,14 @@ def cut_ply(game: Game, seed: int) -> int:
     Uniform over the plies that leave at least min(8, plies) plies; a game with a start position of its own (an endgame) is left whole
     with probability 1/2, since its start is the kind of position that puzzles ask.
     """
-    draw = game_digest(game, f"cut {seed}")
-    if game.start_fen is not None and draw & 1:
+    return cut_of_draw(game_digest(game, f"cut {seed}"), len(game.ply_ends), game.start_fen is not None)
+
+
+def cut_of_draw(draw: int, plies: int, own_start: bool) -> int:
+    """``cut_ply`` of a game with so many plies from 64 random bits."""
+    if own_start and draw & 1:
         return 0
-    choices = len(game.ply_ends) - min(FEWEST_PLIES_AFTER_CUT, len(game.ply_ends)) + 1
+    choices = plies - min(FEWEST_PLIES_AFTER_CUT, plies) + 1
     return ((draw >> 1) * choices) >> 63
 
 
@@ -128,12 +137,12 @@ def build_corpus(
     Raises UserError for an existing folder, a bad value, and where a split that was asked for stays empty.
     """
     folder = Path(folder)
-    _check_settings(folder, state, context, validation_share, shard_tokens)
+    check_settings(folder, state, context, validation_share, shard_tokens)
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
     temporary.mkdir(parents=True)
     try:
-        writers = {split: _SplitWriter(temporary, split, shard_tokens) for split in SPLITS}
+        writers = {split: SplitWriter(temporary, split, shard_tokens) for split in SPLITS}
         account = ReadReport()
         for game in games:
             account.read += 1
@@ -156,8 +165,8 @@ def build_corpus(
             if max_tokens is not None and writers["train"].counts["tokens"] >= max_tokens:
                 break
         if decontamination is not None:
-            _add_made_games(decontamination, writers["train"], state=state, context=context, seed=seed)
-        _check_splits(writers, validation_share, account, reading)
+            add_made_games(decontamination, writers["train"], state=state, context=context, seed=seed)
+        check_splits(writers, validation_share, account, reading)
         manifest = {
             "state": state,
             "context": context,
@@ -175,7 +184,7 @@ def build_corpus(
         }
         if decontamination is not None and (leak := decontamination.leak_record()) is not None:
             manifest["leak"] = leak
-        manifest["hash"] = _manifest_hash(manifest)
+        manifest["hash"] = manifest_hash(manifest)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         temporary.rename(folder)
     finally:
@@ -191,7 +200,7 @@ def _verdict(game: Game, decontamination: Decontamination | None) -> Verdict:
     return decontamination.judge(game.start_fen, moves, np.array(keys, dtype=np.uint64))
 
 
-def _add_made_games(decontamination: Decontamination, writer: _SplitWriter, *, state: str, context: int, seed: int) -> None:
+def add_made_games(decontamination: Decontamination, writer: SplitWriter, *, state: str, context: int, seed: int) -> None:
     """Write games made of the leaked puzzles that no document holds so far. Such a game ends with the puzzle's line."""
     for game in decontamination.missing_games():
         verdict = decontamination.blocked.verdict(game.start_fen, game_moves(game))
@@ -208,7 +217,8 @@ def _add_made_games(decontamination: Decontamination, writer: _SplitWriter, *, s
             decontamination.wrote(verdict, made=True)
 
 
-def _check_settings(folder: Path, state: str, context: int, validation_share: float, shard_tokens: int) -> None:
+def check_settings(folder: Path, state: str, context: int, validation_share: float, shard_tokens: int) -> None:
+    """Make the folder's parent. Raises UserError where the folder is not new, or for a bad value."""
     make_folder(folder.parent, "out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another folder for the corpus")
@@ -222,7 +232,10 @@ def _check_settings(folder: Path, state: str, context: int, validation_share: fl
         raise UserError(f"context={context}, shard_tokens={shard_tokens}: expected at least 2 and at least 1 tokens")
 
 
-def _check_splits(writers: dict[str, _SplitWriter], validation_share: float, account: ReadReport, reading: ReadReport | None) -> None:
+def check_splits(
+    writers: dict[str, SplitWriter], validation_share: float, account: ReadReport | Account, reading: ReadReport | None = None
+) -> None:
+    """Raise UserError where a split that was asked for has no document, with what became of the games."""
     wanted = SPLITS if validation_share > 0 else ("train",)
     for split in wanted:
         if not writers[split].counts["documents"]:
@@ -231,62 +244,6 @@ def _check_splits(writers: dict[str, _SplitWriter], validation_share: float, acc
                 f"the {split} split of the corpus is empty ({files}games: {account.summary()}); give more games, or change the filters or "
                 "validation_share"
             )
-
-
-def _manifest_hash(manifest: dict) -> str:
-    """Hash of what a model can see of the corpus: contents, their order, split and meaning; neither paths nor how they came about."""
-    shards = {split: [shard["sha256"] for shard in entry["shards"]] for split, entry in manifest["splits"].items()}
-    seen = {name: manifest[name] for name in ("state", "context", "vocabulary_hash", "dtype")}
-    return hashlib.sha256(json.dumps([seen, shards], sort_keys=True).encode()).hexdigest()[:16]
-
-
-@dataclass(slots=True)
-class _SplitWriter:
-    """Collects documents and writes a shard whenever ``shard_tokens`` are full."""
-
-    folder: Path
-    split: str
-    shard_tokens: int
-    counts: Counter[str] = field(default_factory=lambda: Counter(documents=0, tokens=0, loss_tokens=0, truncated_documents=0))
-    shards: list[dict] = field(default_factory=list)
-    _tokens: bytearray = field(default_factory=bytearray)
-    _offsets: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, document: Document) -> None:
-        self._tokens += np.asarray(document.tokens, dtype=DTYPE).tobytes()
-        self._offsets.append(self._offsets[-1] + len(document.tokens))
-        self.counts.update(
-            documents=1, tokens=len(document.tokens), loss_tokens=document.loss_tokens, truncated_documents=int(document.truncated)
-        )
-        if self._offsets[-1] >= self.shard_tokens:
-            self._write_shard()
-
-    def finish(self) -> dict:
-        """Write what is left; the split's entry in the manifest."""
-        if len(self._offsets) > 1:
-            self._write_shard()
-        return {**self.counts, "shards": self.shards}
-
-    def _write_shard(self) -> None:
-        name = f"{self.split}-{len(self.shards):05d}"
-        tokens, documents = self._offsets[-1], len(self._offsets) - 1
-        offsets = np.asarray(self._offsets, dtype="<i8")
-        (self.folder / f"{name}.tokens").write_bytes(_header(tokens, documents) + self._tokens)
-        np.save(self.folder / f"{name}.offsets.npy", offsets)
-        digest = hashlib.sha256(offsets.tobytes() + self._tokens).hexdigest()
-        self.shards.append({"name": name, "documents": documents, "tokens": tokens, "sha256": digest})
-        self._tokens, self._offsets = bytearray(), [0]
-
-
-def _header(tokens: int, documents: int) -> bytes:
-    header = {
-        "vocabulary_hash": vocabulary_hash(),
-        "vocabulary_size": len(VOCABULARY),
-        "dtype": DTYPE.name,
-        "tokens": tokens,
-        "documents": documents,
-    }
-    return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------------------------------
@@ -354,7 +311,7 @@ def _open_shard(folder: Path, shard: dict) -> tuple[np.ndarray, np.ndarray]:
         found = f"{path.stat().st_size:,} bytes" if path.is_file() else "no file"
         raise UserError(f"{path}: {found}, expected {expected_bytes:,} bytes; build the corpus again")
     with path.open("rb") as file:
-        if file.read(HEADER_BYTES) != _header(shard["tokens"], shard["documents"]):
+        if file.read(HEADER_BYTES) != shard_header(shard["tokens"], shard["documents"]):
             raise UserError(f"{path}: its header does not fit the manifest; build the corpus again")
     offsets_path = folder / f"{shard['name']}.offsets.npy"
     try:

@@ -1,6 +1,9 @@
 """The one exception whose message is meant for the user, and the checks that many parts share."""
 
+import errno
 from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(Exception):

@@ -1,6 +1,6 @@
 """Games: PGN files or tables of moves -> games as canonical move tokens, with an account of what was dropped.
 
-``python -m chessrl.games sources=FILE[,FILE] out=FOLDER`` writes a token corpus (chessrl.corpus).
+``python -m chessrl.games sources=FILE[,FILE] out=FOLDER`` writes a token corpus (chessrl.ingest).
 """
 
 from __future__ import annotations
@@ -8,30 +8,28 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chess
-from tqdm import tqdm
 
+from chessrl.balance import parse_balance
 from chessrl.command import parse_settings, run_command
-from chessrl.errors import UserError
+from chessrl.errors import UserError, make_folder
+from chessrl.game_sources import no_game, open_source
+from chessrl.lock import Lock
 from chessrl.notation import move_tokens
-from chessrl.pgn_blocks import GameFilters, ScreenedGame, screen, split_blocks
-from chessrl.pgn_extract import Plies, extract_plies, find_pgn_extract
-from chessrl.sources import WHERE_TO_GET, ReadReport, check_source, file_record, read_lines
+from chessrl.pgn_blocks import TIME_CLASSES, GameFilters, screen_text
+from chessrl.pgn_extract import choose_program, extract_plies
+from chessrl.sources import ReadReport, SourceDamage
 
 if TYPE_CHECKING:
     import pandas as pd  # worker processes start without it
 
-METHODS = ("auto", "pgn-extract", "python-chess")
-_BATCH_GAMES = 1000  # one pgn-extract process per batch: start-up is 1 % of the work, and a batch is a few MB
-_BATCHES_AHEAD = 2
+_READ_BYTES = 1 << 20  # of text at a time, for games that are handed out one by one
 _CHUNK_ROWS = 1000
 
 
@@ -63,21 +61,35 @@ def read_games(
     what was read, kept and dropped, complete once the iterator is exhausted. ``most`` ends the reading after so many kept games; those looked
     at beyond it are counted as ``beyond_the_limit``. Raises UserError for a missing, foreign or damaged file.
     """
-    if method not in METHODS:
-        raise UserError(f"method={method}: expected one of {', '.join(METHODS)}")
-    program = None if method == "python-chess" else find_pgn_extract()
-    if method == "pgn-extract" and program is None:
-        raise UserError("pgn-extract is not installed (Debian and Ubuntu: apt install pgn-extract); install it or use method=python-chess")
-    paths = [Path(source) for source in sources]
-    for path in paths:
-        check_source(path, ".pgn", "world.games")
-    screened = _screened_games(paths, filters or GameFilters(), report)
-    parsed = ((game, replay_san(game)) for game in screened) if program is None else _parse_in_batches(program, screened)
-    for game, plies in parsed:
-        if plies is None:
-            report.drop("illegal_move")
-            continue
-        report.kept += 1
+    program = choose_program(method)
+    for source in [open_source(str(source)) for source in sources]:
+        any_block = False
+        try:
+            for data in source.blocks(_READ_BYTES):
+                any_block = True
+                for game in _games_of_block(data, program, filters or GameFilters(), report):
+                    report.kept += 1
+                    yield game
+                    if report.kept == most:
+                        report.dropped["beyond_the_limit"] += report.read - report.kept - sum(report.dropped.values())
+                        return
+        except SourceDamage as damage:
+            raise damage.error(report.read, "fetch the file again") from damage
+        if not any_block:
+            raise no_game(source)
+        report.files.append(source.record)
+
+
+def _games_of_block(data: bytes, program: str | None, filters: GameFilters, report: ReadReport) -> Iterator[Game]:
+    outcomes = list(screen_text(data, filters))
+    report.read += len(outcomes)
+    report.dropped.update(outcome for outcome in outcomes if isinstance(outcome, str))
+    screened = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    batch, legal, _ = extract_plies(program, screened)
+    if not legal.all():
+        report.dropped["illegal_move"] += int((~legal).sum())
+    kept = (game for game, is_legal in zip(screened, legal.tolist()) if is_legal)
+    for game, plies in zip(kept, batch.plies(range(len(batch)))):
         yield Game(
             tokens=tuple(chain.from_iterable(plies)),
             ply_ends=tuple(accumulate(map(len, plies))),
@@ -88,51 +100,6 @@ def read_games(
             time_class=game.time_class,
             site=game.site,
         )
-        if report.kept == most:
-            report.dropped["beyond_the_limit"] += report.read - report.kept - sum(report.dropped.values())
-            return
-
-
-def _screened_games(paths: list[Path], filters: GameFilters, report: ReadReport) -> Iterator[ScreenedGame]:
-    for path in paths:
-        report.files.append(file_record(path))
-        blocks = 0
-        for blocks, block in enumerate(split_blocks(read_lines(path, report)), start=1):  # noqa: B007
-            report.read += 1
-            outcome = screen(block, filters)
-            if isinstance(outcome, str):
-                report.drop(outcome)
-            else:
-                yield outcome
-        if not blocks:
-            raise UserError(f"{path}: no game in it; expected PGN text. {WHERE_TO_GET['world.games']}")
-
-
-def _parse_in_batches(program: str, games: Iterator[ScreenedGame]) -> Iterator[tuple[ScreenedGame, Plies | None]]:
-    """Screening of the next batch goes on here while pgn-extract works on the last ones."""
-    pending: deque = deque()
-    with ThreadPoolExecutor(_BATCHES_AHEAD) as threads:
-        while batch := list(islice(games, _BATCH_GAMES)):
-            pending.append((batch, threads.submit(extract_plies, program, batch)))
-            if len(pending) > _BATCHES_AHEAD:
-                done, plies = pending.popleft()
-                yield from zip(done, plies.result())
-        for done, plies in pending:
-            yield from zip(done, plies.result())
-
-
-def replay_san(game: ScreenedGame) -> Plies | None:
-    """Tokens of a game's moves by python-chess, the reference; None where a move is illegal or ambiguous."""
-    board = chess.Board(game.start_fen or chess.STARTING_FEN)
-    plies = []
-    for san in game.san:
-        try:
-            move = board.parse_san(san)
-        except ValueError:
-            return None
-        plies.append(tuple(move_tokens(board, move)))
-        board.push(move)
-    return plies
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------------------------
@@ -185,51 +152,91 @@ def _push_uci(board: chess.Board, uci: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GameSettings:
-    """Keys of ``python -m chessrl.games``: PGN files in, a token corpus out."""
+    """Keys of ``python -m chessrl.games``: games in, a token corpus out."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # .pgn and .pgn.zst files, - for standard input, folders of uint32 .npy token shards
     out: str
-    puzzles: str = ""  # a puzzle table (parquet): games through a position that it asks are left out
+    workers: int = 1  # processes; they change no byte of the corpus
+    puzzles: str = ""  # a puzzle table (parquet): games through a position of it are left out
     state: str = "snapshot"
     context: int = 256  # tokens
     validation_share: float = 0.02
     shard_tokens: int = 1 << 26
     method: str = "auto"
+    exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")
     min_plies: int = 10
-    bullet: bool = False
+    min_rating: int = 0  # of each player whose rating is known
+    max_rating: int = 4000
     rated_only: bool = True
+    standard_start: bool = True
+    terminated: bool = True  # a decided result, not abandoned, no rules infraction
+    balance: str = ""  # even, or {800: 1, 1000: 2}: mean ratings in these proportions
+    balance_bin: int = 100  # rating points
+    balance_games: int = 0  # how many to keep in all; 0: as many as fill every bin that has a game
+    max_games: int = 0  # stop after so many games that pass the filters; 0: never
+    keep_partial: bool = False  # of a damaged .zst, the games before the damage
+    leak_fraction: float = 0.0  # share of the test puzzles whose games are let in on purpose
+    leak_copies: int = 1
+    leak_seed: int = 0
     seed: int = 0
 
 
 def main(arguments: list[str]) -> None:
-    """Build the corpus; prints the account of files and games, and the tokens of each split."""
-    from chessrl.config import LeakConfig
-    from chessrl.corpus import build_corpus  # it and the next build on this module
+    """Build the corpus; prints the account of games, and the tokens of each split."""
+    from chessrl.config import LeakConfig  # this module is what the following build on
     from chessrl.decontamination import Decontamination
+    from chessrl.ingest import IngestSettings, ingest
     from chessrl.puzzles import load_puzzles
 
     settings = parse_settings(GameSettings, arguments)
-    filters = GameFilters(min_plies=settings.min_plies, rated_only=settings.rated_only)
-    if settings.bullet:
-        filters = replace(filters, exclude_time_classes=())
-    decontamination = Decontamination(load_puzzles(settings.puzzles), LeakConfig()) if settings.puzzles else None
-    reading = ReadReport()
-    manifest = build_corpus(
-        tqdm(read_games(settings.sources, method=settings.method, filters=filters, report=reading), unit=" games", disable=None),
-        settings.out,
+    unknown = set(settings.exclude_time_classes) - set(TIME_CLASSES)
+    if unknown:
+        raise UserError(f"exclude_time_classes={','.join(sorted(unknown))}: expected some of {', '.join(TIME_CLASSES)}")
+    filters = GameFilters(
+        exclude_time_classes=settings.exclude_time_classes,
+        min_plies=settings.min_plies,
+        rated_only=settings.rated_only,
+        min_rating=settings.min_rating,
+        max_rating=settings.max_rating,
+        standard_start=settings.standard_start,
+        terminated=settings.terminated,
+    )
+    shape = IngestSettings(
         state=settings.state,
         context=settings.context,
         seed=settings.seed,
         validation_share=settings.validation_share,
         shard_tokens=settings.shard_tokens,
-        decontamination=decontamination,
-        reading=reading,
+        filters=filters,
+        method=settings.method,
+        balance=parse_balance(settings.balance, settings.balance_bin, settings.balance_games),
+        most=settings.max_games or None,
+        keep_partial=settings.keep_partial,
     )
-    print(f"files: {reading.summary()}")
+    leak = LeakConfig(fraction=settings.leak_fraction, copies=settings.leak_copies, seed=settings.leak_seed)
+    decontamination = Decontamination(load_puzzles(settings.puzzles) if settings.puzzles else [], leak) if settings.puzzles or leak.fraction else None
+    out = Path(settings.out)
+    make_folder(out.parent, "out")
+    with Lock(out.with_name(f".{out.name}.lock"), str(out)):
+        manifest = ingest(settings.sources, out, shape, decontamination=decontamination, workers=settings.workers)
+    print("\n".join(account_lines(manifest)))
     if decontamination is not None:
         print(f"decontamination: {decontamination.summary()}")
-    for split, entry in manifest["splits"].items():
-        print(f"{split}: {entry['documents']:,} documents, {entry['tokens']:,} tokens, {entry['loss_tokens']:,} of them with loss")
+
+
+def account_lines(manifest: dict[str, Any]) -> list[str]:
+    """What became of the games of a corpus, for a terminal."""
+    games = manifest["games"]
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(games["dropped"].items(), key=lambda item: -item[1]))
+    lines = [f"games: read {games['read']:,}, kept {games['kept']:,}" + (f"; dropped: {reasons}" if reasons else "")]
+    if manifest.get("balance"):
+        bins = ", ".join(f"{start}: {entry['kept']:,} of {entry['games']:,}" for start, entry in manifest["balance"]["bins"].items())
+        lines.append(f"mean ratings from: {bins}")
+    lines += [
+        f"{split}: {entry['documents']:,} documents, {entry['tokens']:,} tokens, {entry['loss_tokens']:,} of them with loss"
+        for split, entry in manifest["splits"].items()
+    ]
+    return lines
 
 
 if __name__ == "__main__":

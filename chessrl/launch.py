@@ -6,7 +6,6 @@ Every command shares one schema (``chessrl.config.Config``) and one folder of pr
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import re
 import sys
@@ -24,12 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from chessrl.children import shell_status
 from chessrl.config import STAGES, Config
 from chessrl.config_check import check_values
-from chessrl.errors import UserError
+from chessrl.errors import DISK_FULL, UserError
 from chessrl.lock import READ_ONLY
 from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SWEEP_FLAGS = {"-m", "--multirun"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
 TORCHRUN_SETS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import chess
@@ -16,17 +17,24 @@ RESULTS = ("1-0", "0-1", "1/2-1/2")
 TIME_CLASSES = ("ultrabullet", "bullet", "blitz", "rapid", "classical", "correspondence")
 _LONGEST_SECONDS = (29, 179, 479, 1499)  # Lichess: initial time + 40 increments, for ultrabullet, bullet, blitz, rapid
 _STANDARD_VARIANTS = ("", "standard", "chess", "normal", "from position")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BROKEN_OFF = ("abandoned", "unterminated", "rules infraction")
 
-_HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]|\\.)*)"\s*\]')
+_HEADER = re.compile(r'\[\s*([A-Za-z0-9_+#=:-]+)\s+"((?:[^"\\]++|\\.)*+)"\s*\]')
 _COMMENT = re.compile(r"\{[^}]*\}|;[^\n]*")
 _ESCAPED_LINE = re.compile(r"^%.*$", re.MULTILINE)
-_VARIATION = re.compile(r"\([^()]*\)")
-_NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|[!?]+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
+_PARENTHESIS = re.compile(r"([()])")
+_NUMBER_OR_GLYPH = re.compile(r"(?:(?<!\S)\d+\s*\.[.\s]*|(?<!\S)\.+|\$\d+|(?<!\S)e\.?p\.?(?!\S)|(?<=\d)e\.?p\.?(?!\S))")
 _MOVE_NUMBER = re.compile(r"(?<!\S)(\d+)\s*\.")
+_DATE = re.compile(r"\d{4}\.\d\d\.\d\d")
+_CLOCK = re.compile(r"(\d{1,9})(?:\+(\d{1,9})?)?")
+_RATING = re.compile(r"[0-9]{1,4}")
+_NUMBER = re.compile(r"\d{1,3}\.{1,3}")
+_BRACED = re.compile(r"\{[^{}]*\}")
+_GLYPHS = re.compile(r"[!?]+")
 _NULL_MOVES = frozenset(("--", "Z0", "0000", "@@@@", "null", "pass"))
 _SAN = r"(?:[KQRBN][a-h]?[1-8]?x?[a-h][1-8]|(?:[a-h]x)?[a-h](?:[2-7]|[18]=[QRBN])|O-O(?:-O)?)[+#]?"
-_MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*")
+_MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*+")
 _BARE_PROMOTION = re.compile(r"((?:[a-h]x)?[a-h][18])([QRBN][+#]?)")
 
 
@@ -45,8 +53,8 @@ class GameFilters:
     exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")
     min_plies: int = 10
     rated_only: bool = True  # leaves out games whose Event says casual or unrated; over-the-board events say neither
-    min_rating: int | None = None
-    max_rating: int | None = None
+    min_rating: int = 0
+    max_rating: int = 9999
     standard_start: bool = True
     terminated: bool = True  # asks for a decided result that ends the movetext and agrees with the header
 
@@ -56,12 +64,76 @@ class ScreenedGame:
     """A game that passed the screen, its moves still in SAN."""
 
     start_fen: str | None
-    san: tuple[str, ...]
+    moves: str  # the main line in SAN, separated by white space; move numbers may stand between
+    plies: int
     result: str
     white_elo: int | None
     black_elo: int | None
     time_class: str
     site: str
+    date: str = ""  # YYYY-MM-DD; empty where the headers do not say it whole
+
+    @property
+    def san(self) -> list[str]:
+        """The moves without numbers."""
+        return [word for word in self.moves.split() if not _NUMBER.fullmatch(word)]
+
+
+class _Kinds(dict[str, int]):
+    """What a word of movetext is: 1 a move, 0 a move number, KeyError for anything else. Words of games repeat: some ten thousand in all."""
+
+    def __missing__(self, word: str) -> int:
+        if _MAIN_LINE.fullmatch(word):
+            self[word] = 1
+        elif _NUMBER.fullmatch(word):
+            self[word] = 0
+        else:
+            raise KeyError(word)
+        return self[word]
+
+
+_KINDS = _Kinds()
+
+
+def screen_text(text: bytes, filters: GameFilters) -> Iterator[ScreenedGame | str]:
+    """Each game of a text, or the reason why it is left out, in order. Line ends and byte-order marks may be those of any system.
+
+    A game shaped as Lichess writes it (headers, one blank line, movetext without one) is judged at once; any other is split line by line. A line
+    that begins with ``[Event `` starts a game in either way.
+    """
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if _BYTE_ORDER_MARK in text:
+        text = text.replace(b"\n" + _BYTE_ORDER_MARK, b"\n")
+    pieces = text.split(b"\n[Event ")
+    for place, piece in enumerate(pieces):
+        game = b"[Event " + piece if place else piece
+        parts = _regular_parts(game)
+        if parts is not None:
+            yield _judge(*parts, filters)
+        else:
+            for block in split_blocks(game.split(b"\n")):
+                yield screen(block, filters)
+
+
+def _regular_parts(game: bytes) -> tuple[str, str] | None:
+    """Headers and movetext of a game whose shape leaves no doubt, else None: no comment but closed braces within a line, no stray line."""
+    head, _, movetext = game.partition(b"\n\n")
+    movetext = movetext.strip(b"\n")
+    if not movetext or not head.startswith(b"[") or head.count(b"\n[") != head.count(b"\n"):
+        return None
+    if b"\n\n" in movetext or b"\n[" in movetext or movetext.startswith(b"[") or b";" in movetext or (b"%" in movetext and b"\n" in movetext):
+        return None
+    try:
+        headers, moves = head.decode("utf-8"), movetext.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if b"{" in movetext:
+        moves = _BRACED.sub(" ", moves)
+        if "{" in moves or "}" in moves:
+            return None
+    return headers, moves
 
 
 def split_blocks(lines: Iterable[bytes]) -> Iterator[Block]:
@@ -108,7 +180,7 @@ def _comment_stays_open(line: bytes, is_open: bool) -> bool:
 def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
     """The game with its SAN moves, or the reason why it is left out. Moves are well-formed afterwards, not yet known to be legal."""
     try:
-        headers = _headers(b"\n".join(block.headers).decode("utf-8"))
+        headers = b"\n".join(block.headers).decode("utf-8")
         movetext = b"\n".join(block.movetext).decode("utf-8")
     except UnicodeDecodeError:
         return "not_utf8"
@@ -116,62 +188,67 @@ def screen(block: Block, filters: GameFilters) -> ScreenedGame | str:
         return "comment_not_closed"
     if not block.movetext:
         return "headers_without_moves"
-    time_class = time_class_of(headers)
-    reason = _header_fault(headers, time_class, filters)
-    if reason:
-        return reason
-    start_fen = headers.get("FEN")
-    if start_fen is not None or headers.get("SetUp") == "1":
+    return _judge(headers, movetext, filters)
+
+
+def _judge(header_text: str, movetext: str, filters: GameFilters) -> ScreenedGame | str:
+    headers = dict(_HEADER.findall(header_text))
+    find = headers.get
+    time_class, fault = _judge_kind(find("Event", ""), find("TimeControl", ""), find("Variant", ""), find("Termination", ""), filters)
+    if fault:
+        return fault
+    white_elo, black_elo = _elo(find("WhiteElo", "")), _elo(find("BlackElo", ""))
+    for rating in (white_elo, black_elo):
+        if rating is not None and not filters.min_rating <= rating <= filters.max_rating:
+            return "rating_too_low" if rating < filters.min_rating else "rating_too_high"
+    start_fen = find("FEN")
+    if start_fen is not None or find("SetUp") == "1":
         start_fault = _start_fault(start_fen, filters)
         if start_fault:
             return start_fault
         start_fen = None if _is_standard(start_fen) else chess.Board(start_fen).fen(en_passant="fen")
-    san, result, fault = _main_line(movetext, headers.get("Result", "*"), start_fen is None, filters)
-    if fault:
-        return fault
-    white_elo, black_elo = _elo(headers, "WhiteElo"), _elo(headers, "BlackElo")
-    return ScreenedGame(start_fen, san, result, white_elo, black_elo, time_class, headers.get("Site", ""))
+    line = _main_line(movetext, find("Result", "*"), start_fen is None, filters)
+    if isinstance(line, str):
+        return line
+    return ScreenedGame(start_fen, *line, white_elo, black_elo, time_class, find("Site", ""), _date(headers))
 
 
-def _headers(text: str) -> dict[str, str]:
-    return dict(_HEADER.findall(text))
+@lru_cache(1 << 14)  # the same few hundred combinations stand above most games
+def _judge_kind(event: str, control: str, variant: str, termination: str, filters: GameFilters) -> tuple[str, str | None]:
+    """Time class, and why a game of this kind is left out, if it is."""
+    time_class = time_class_of(event, control)
+    if variant.lower() not in _STANDARD_VARIANTS:
+        return time_class, "variant"
+    if time_class in filters.exclude_time_classes:
+        return time_class, f"time_class_{time_class}"
+    if filters.rated_only and ("casual" in event.lower() or "unrated" in event.lower()):
+        return time_class, "unrated"
+    if filters.terminated and termination.lower() in _BROKEN_OFF:
+        return time_class, "broken_off"
+    return time_class, None
 
 
-def time_class_of(headers: dict[str, str]) -> str:
+def _date(headers: dict[str, str]) -> str:
+    text = headers.get("UTCDate") or headers.get("Date", "")
+    return text.replace(".", "-") if _DATE.fullmatch(text) else ""
+
+
+def time_class_of(event: str, control: str) -> str:
     """One of TIME_CLASSES or ``unknown``: from TimeControl (seconds + increment) by Lichess's bounds, else from the words of Event."""
-    control = headers.get("TimeControl", "")
-    initial, _, increment = control.partition("+")
-    if initial.isdecimal() and (increment.isdecimal() or not increment):
-        seconds = int(initial) + 40 * int(increment or 0)
+    clock = _CLOCK.fullmatch(control)
+    if clock:
+        seconds = int(clock[1]) + 40 * int(clock[2] or 0)
         return TIME_CLASSES[sum(seconds > longest for longest in _LONGEST_SECONDS)]
-    event = headers.get("Event", "").lower()
     for name in TIME_CLASSES:  # ultrabullet before bullet, which it contains
-        if name in event:
+        if name in event.lower():
             return name
     return "correspondence" if control == "-" else "unknown"
 
 
-def _elo(headers: dict[str, str], name: str) -> int | None:
-    text = headers.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and int(text) else None
-
-
-def _header_fault(headers: dict[str, str], time_class: str, filters: GameFilters) -> str | None:
-    if headers.get("Variant", "").lower() not in _STANDARD_VARIANTS:
-        return "variant"
-    if time_class in filters.exclude_time_classes:
-        return f"time_class_{time_class}"
-    event = headers.get("Event", "").lower()
-    if filters.rated_only and ("casual" in event or "unrated" in event):
-        return "unrated"
-    if filters.terminated and headers.get("Termination", "").lower() in _BROKEN_OFF:
-        return "broken_off"
-    ratings = [rating for rating in (_elo(headers, "WhiteElo"), _elo(headers, "BlackElo")) if rating is not None]
-    if filters.min_rating is not None and any(rating < filters.min_rating for rating in ratings):
-        return "rating_too_low"
-    if filters.max_rating is not None and any(rating > filters.max_rating for rating in ratings):
-        return "rating_too_high"
-    return None
+@lru_cache(1 << 14)
+def _elo(text: str) -> int | None:
+    """A rating of at most four digits; None where there is none."""
+    return int(text) or None if _RATING.fullmatch(text) else None
 
 
 def _start_fault(fen: str | None, filters: GameFilters) -> str | None:
@@ -195,43 +272,59 @@ def _is_standard(fen: str) -> bool:
     return fen.split()[:4] == chess.STARTING_FEN.split()[:4]
 
 
-def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[tuple[str, ...], str, str | None]:
-    """SAN moves, result, and the reason to leave the game out, if any."""
+def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[str, int, str] | str:
+    """Moves, their number and the result, or the reason to leave the game out."""
     text = _without_asides(movetext)
     first_number = _MOVE_NUMBER.search(text)
     if from_start and first_number and first_number.group(1) not in ("0", "1"):
-        return (), "", "second_part_of_a_split_game"
-    words = _san_words(text)
+        return "second_part_of_a_split_game"
+    words = text.split()
     closing = words.pop() if words and words[-1] in (*RESULTS, "*") else None
     result = closing or header_result
     if filters.terminated and (closing is None or result not in RESULTS):
-        return (), "", "not_terminated"
+        return "not_terminated"
     if closing in RESULTS and header_result in RESULTS and closing != header_result:
-        return (), "", "results_disagree"
-    if len(words) < max(filters.min_plies, 1):
-        return (), "", "too_few_plies"
-    if any(word in _NULL_MOVES for word in words):
-        return (), "", "null_move"
-    if not _MAIN_LINE.fullmatch(" ".join(words)):
-        return (), "", "unreadable_movetext"
-    return tuple(words), result, None
+        return "results_disagree"
+    readable = True
+    try:
+        plies = sum(map(_KINDS.__getitem__, words))
+    except KeyError:  # glyphs, zeros for castling, numbers without a space behind
+        words = _mended(" ".join(words))
+        plies, readable = len(words), bool(_MAIN_LINE.fullmatch(" ".join(words)))
+    if plies < max(filters.min_plies, 1):
+        return "too_few_plies"
+    if not readable:
+        return "unreadable_movetext" if _NULL_MOVES.isdisjoint(words) else "null_move"
+    return " ".join(words), plies, result
 
 
-def _san_words(text: str) -> list[str]:
-    """Moves and the result, without numbers and glyphs, in the spelling that both parsers know."""
-    words = [word for word in text.split() if not (word[-1] == "." and word[:-1].isdecimal())]
-    if _MAIN_LINE.fullmatch(" ".join(words[:-1])):
-        return words  # as Lichess writes it: nothing to mend, and this is the hot path
+def _mended(text: str) -> list[str]:
+    """Moves without numbers and glyphs, in the spelling that both parsers know."""
     words = _NUMBER_OR_GLYPH.sub(" ", text).replace("0-0", "O-O").replace("O-0", "O-O").replace("++", "+").split()
     return [f"{bare[1]}={bare[2]}" if (bare := _BARE_PROMOTION.fullmatch(word)) else word for word in words]
 
 
 def _without_asides(movetext: str) -> str:
-    """Movetext without comments, escaped lines and variations; an unbalanced parenthesis stays, and fails the main line."""
+    """Movetext without comments, glyphs, escaped lines and variations; an unbalanced parenthesis stays, and fails the main line."""
     if "%" in movetext and ("\n%" in movetext or movetext.startswith("%")):
         movetext = _ESCAPED_LINE.sub("", movetext)
     if "{" in movetext or ";" in movetext:
         movetext = _COMMENT.sub(" ", movetext)
-    while "(" in movetext and (shorter := _VARIATION.sub(" ", movetext)) != movetext:
-        movetext = shorter
-    return movetext
+    if "?" in movetext or "!" in movetext:
+        movetext = _GLYPHS.sub(" ", movetext)
+    return _without_variations(movetext) if "(" in movetext else movetext
+
+
+def _without_variations(movetext: str) -> str:
+    """In one pass, however deep they nest."""
+    kept, depth = [], 0
+    for part in _PARENTHESIS.split(movetext):
+        if part == "(":
+            depth += 1
+        elif part == ")":
+            depth -= 1
+        elif not depth:
+            kept.append(part)
+        if depth < 0:
+            break
+    return movetext if depth else " ".join(kept)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 try:
     from compression import zstd
@@ -22,7 +22,7 @@ WHERE_TO_GET = {
     "world.puzzles": "Lichess publishes puzzles (.csv.zst) at https://database.lichess.org/#puzzles; set world.puzzles to the file",
 }
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -63,6 +63,61 @@ def file_record(path: Path) -> dict[str, str | int]:
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
+class SourceDamage(Exception):
+    """A source that cannot be read to its end. What was read whole before has been handed out by then."""
+
+    def __init__(self, name: str, kind: str, offset: int, size: int):
+        super().__init__(f"{name}: the zstd stream {kind} at byte {offset:,} of {size:,}")
+        self.record = {"damage": kind, "offset": offset, "of_bytes": size}
+
+    def error(self, records: int, remedy: str) -> UserError:
+        """For the user, with the number of records read so far."""
+        return UserError(f"{self}, after {records:,} records; {remedy}")
+
+
+@dataclass(slots=True)
+class HashedFile:
+    """A binary file or pipe that counts and hashes what is read from it."""
+
+    file: BinaryIO
+    bytes_read: int = 0
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes, empty at the end."""
+        data = self.file.read(size)
+        self.bytes_read += len(data)
+        self._digest.update(data)
+        return data
+
+    def finish(self) -> dict[str, str | int]:
+        """Read what is left, and say how many bytes it was and their sha256."""
+        while self.read(BUFFER_BYTES):
+            pass
+        return {"bytes": self.bytes_read, "sha256": self._digest.hexdigest()}
+
+
+def read_pieces(file: HashedFile, name: str, size: int, compressed: bool) -> Iterator[bytes]:
+    """The decompressed text of a file piece by piece. Raises SourceDamage behind the last piece that could be read, UserError for UTF-16."""
+    stream = zstd.ZstdFile(file) if compressed else None
+    first = True
+    while True:
+        try:
+            piece = stream.read1(BUFFER_BYTES) if stream else file.read(BUFFER_BYTES)
+        except (EOFError, zstd.ZstdError) as error:
+            raise SourceDamage(name, _kind_of_damage(error), file.bytes_read, size) from error
+        if not piece:
+            return
+        if first and piece.startswith(_UTF16_MARKS):
+            raise UserError(f"{name}: the text is UTF-16; save it as UTF-8")
+        first = False
+        yield piece
+
+
+def _kind_of_damage(error: EOFError | zstd.ZstdError) -> str:
+    return "ends in the middle of a frame" if isinstance(error, EOFError) else "is damaged"
+
+
 def read_lines(path: Path, report: ReadReport) -> Iterator[bytes]:
     """Lines of a plain or .zst file, without their ends (LF or CRLF) and byte-order marks.
 
@@ -72,7 +127,7 @@ def read_lines(path: Path, report: ReadReport) -> Iterator[bytes]:
     with path.open("rb") as raw:
         stream: BinaryIO = raw
         if path.suffix.lower() == ".zst":
-            stream = io.BufferedReader(zstd.ZstdFile(raw), _BUFFER_BYTES)
+            stream = io.BufferedReader(zstd.ZstdFile(raw), BUFFER_BYTES)
         first = True
         try:
             for line in stream:
@@ -81,8 +136,5 @@ def read_lines(path: Path, report: ReadReport) -> Iterator[bytes]:
                 first = False
                 yield line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")
         except (EOFError, zstd.ZstdError) as error:
-            kind = "ends in the middle of a frame" if isinstance(error, EOFError) else "is damaged"
-            raise UserError(
-                f"{path}: the zstd stream {kind} at byte {raw.tell():,} of {path.stat().st_size:,}, after {report.read:,} records; "
-                "fetch the file again"
-            ) from error
+            damage = SourceDamage(str(path), _kind_of_damage(error), raw.tell(), path.stat().st_size)
+            raise damage.error(report.read, "fetch the file again") from error

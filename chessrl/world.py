@@ -7,9 +7,9 @@ so that a second run finds it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from chessrl.config import Config, WorldConfig
 from chessrl.corpus import Corpus
 from chessrl.decontamination import Decontamination
 from chessrl.errors import UserError, make_folder
-from chessrl.games import Game, games_from_table, read_games
+from chessrl.game_sources import token_shards
+from chessrl.games import games_from_table
+from chessrl.ingest import CORPUS_FORM, IngestSettings, ingest
 from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_splits import split_puzzles
@@ -31,6 +33,7 @@ from chessrl.sources import WHERE_TO_GET, ReadReport, file_record
 
 WORLDS = ("endgame", "lichess")
 SHARD_TOKENS = 100_000_000
+MOST_WORKERS = 8  # processes that turn games to tokens; about 200 MB each
 EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
 
 
@@ -119,36 +122,25 @@ def corpus_folder(config: Config) -> Path:
     world = config.world
     _check(world)
     table = puzzle_table(config)
-    files = _sources([str(endgame.PACK / endgame.GAMES_FILE)] if world.name == "endgame" else _paths(world.games, "world.games"), "world.games")
+    if world.name == "endgame":
+        files, form = _sources([str(endgame.PACK / endgame.GAMES_FILE)], "world.games"), []
+    else:
+        files, form = _sources(_files_of_games(_paths(world.games, "world.games")), "world.games"), [CORPUS_FORM]
     shape = [world.state, world.context, world.seed, world.validation_share, world.max_games, world.min_elo, world.max_elo, world.bullet]
     leak = [asdict(world.leak)] if world.leak.fraction else []
-    folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config), *leak])}"
+    folder = Path(config.outputs) / "data" / f"games-{digest([files, shape, puzzle_hash(config), *leak, *form])}"
     _make_once(folder, folder / corpus.MANIFEST, lambda: _build_corpus(world, table, folder))
     return folder
 
 
+def _files_of_games(paths: list[str]) -> list[str]:
+    """The files behind the names: a folder stands for its token shards."""
+    return [str(file) for path in paths for file in (token_shards(Path(path)) if Path(path).is_dir() else [path])]
+
+
 def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
-    report = ReadReport()
-    if world.name == "endgame":
-        table_of_games = endgame.load_games()[: world.max_games]
-        games, total = games_from_table(table_of_games, workers=2), len(table_of_games)
-    else:
-        games, total = islice(_lichess_games(world, report), world.max_games), world.max_games
     decontamination = Decontamination(load_puzzles(table), world.leak)
-    progress = tqdm(games, desc="games to tokens", unit="game", total=total)
-    manifest = corpus.build_corpus(
-        progress,
-        folder,
-        state=world.state,
-        context=world.context,
-        seed=world.seed,
-        validation_share=world.validation_share,
-        shard_tokens=SHARD_TOKENS,
-        decontamination=decontamination,
-        reading=report if world.name == "lichess" else None,
-    )
-    if world.name == "lichess":
-        print(f"games: {report.summary()}", flush=True)
+    manifest = (_endgame_corpus if world.name == "endgame" else _lichess_corpus)(world, folder, decontamination)
     counts = manifest["splits"]["train"]
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in manifest["games"]["dropped"].items())
     print(
@@ -158,10 +150,33 @@ def _build_corpus(world: WorldConfig, table: Path, folder: Path) -> None:
     print(f"decontamination: {decontamination.summary()}", flush=True)
 
 
-def _lichess_games(world: WorldConfig, report: ReadReport) -> Iterator[Game]:
+def _endgame_corpus(world: WorldConfig, folder: Path, decontamination: Decontamination) -> dict[str, Any]:
+    table = endgame.load_games()[: world.max_games]
+    return corpus.build_corpus(
+        tqdm(games_from_table(table, workers=2), desc="games to tokens", unit="game", total=len(table)),
+        folder,
+        state=world.state,
+        context=world.context,
+        seed=world.seed,
+        validation_share=world.validation_share,
+        shard_tokens=SHARD_TOKENS,
+        decontamination=decontamination,
+    )
+
+
+def _lichess_corpus(world: WorldConfig, folder: Path, decontamination: Decontamination) -> dict[str, Any]:
     excluded = () if world.bullet else GameFilters().exclude_time_classes
-    filters = GameFilters(exclude_time_classes=excluded, min_rating=world.min_elo, max_rating=world.max_elo)
-    return read_games(_paths(world.games, "world.games"), filters=filters, most=world.max_games, report=report)
+    settings = IngestSettings(
+        state=world.state,
+        context=world.context,
+        seed=world.seed,
+        validation_share=world.validation_share,
+        shard_tokens=SHARD_TOKENS,
+        filters=GameFilters(exclude_time_classes=excluded, min_rating=world.min_elo, max_rating=world.max_elo),
+        most=world.max_games,
+    )
+    games = _paths(world.games, "world.games")
+    return ingest(games, folder, settings, decontamination=decontamination, workers=min(MOST_WORKERS, os.cpu_count() or 1))
 
 
 def open_corpus(config: Config) -> tuple[Corpus, Corpus]:

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from chessrl import games as games_module
+from chessrl import pgn_extract as pgn_extract_module
 from chessrl.errors import UserError
-from chessrl.games import Game, games_from_table, read_games, replay_san
+from chessrl.games import Game, games_from_table, read_games
 from chessrl.notation import line_tokens, to_text
 from chessrl.pgn_blocks import GameFilters, ScreenedGame, split_blocks, time_class_of
 from chessrl.pgn_extract import extract_plies, find_pgn_extract
@@ -175,7 +176,7 @@ def test_rating_range_holds_for_every_known_rating(tmp_path):
      ("900+15", "classical"), ("-", "correspondence"), ("40/7200:3600", "unknown")],
 )  # fmt: skip
 def test_time_class_follows_the_bounds_of_lichess(control, expected):
-    assert time_class_of({"TimeControl": control, "Event": "Rated game"}) == expected
+    assert time_class_of("Rated game", control) == expected
 
 
 def test_zst_with_skippable_and_several_frames_is_read_whole(tmp_path):
@@ -207,7 +208,7 @@ def test_wrong_sources_say_where_games_are_published(tmp_path):
 
 
 def test_missing_pgn_extract_falls_back_or_says_how_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(games_module, "find_pgn_extract", lambda: None)
+    monkeypatch.setattr(pgn_extract_module, "find_pgn_extract", lambda: None)
     games, _ = read_text(tmp_path, pgn(f"{OPENING} 1-0"), method="auto")
     assert len(games) == 1
     with pytest.raises(UserError, match="apt install pgn-extract"):
@@ -215,8 +216,8 @@ def test_missing_pgn_extract_falls_back_or_says_how_to_install(tmp_path, monkeyp
 
 
 @needs_pgn_extract
-def test_batches_keep_order_and_each_game_its_own_headers(tmp_path, monkeypatch):
-    monkeypatch.setattr(games_module, "_BATCH_GAMES", 3)
+def test_blocks_keep_order_and_each_game_its_own_headers(tmp_path, monkeypatch):
+    monkeypatch.setattr(games_module, "_READ_BYTES", 700)
     bad = pgn(f"{OPENING} 6. Qh8 1-0")
     text = "".join((bad if number % 4 == 1 else "") + pgn(f"{OPENING} 1-0", WhiteElo=str(1000 + number)) for number in range(20))
     games, report = read_text(tmp_path, text, method="pgn-extract")
@@ -247,16 +248,18 @@ def random_san_games(count: int, seed: int) -> list[ScreenedGame]:
             place = rng.randrange(len(san))
             san[place] = rng.choice([rng.choice(spelt), san[place].replace("x", ""), san[place].rstrip("+#") + "+"])
         spelt += san
-        games.append(ScreenedGame(fen, tuple(san), "1-0", None, None, "unknown", ""))
+        games.append(ScreenedGame(fen, " ".join(san), len(san), "1-0", None, None, "unknown", ""))
     return games
 
 
 @needs_pgn_extract
 def test_both_parsers_accept_the_same_games_with_the_same_tokens():
     games = random_san_games(400, seed=0)
-    reference = [replay_san(game) for game in games]
-    assert extract_plies(find_pgn_extract(), games) == reference
-    assert 50 < sum(plies is None for plies in reference) < 350
+    reference, legal, _ = extract_plies(None, games)
+    batch, also_legal, reread = extract_plies(find_pgn_extract(), games)
+    assert also_legal.tolist() == legal.tolist() and reread == 0
+    assert batch.tokens.tolist() == reference.tokens.tolist() and batch.ply_tokens.tolist() == reference.ply_tokens.tolist()
+    assert 50 < legal.sum() < 350
 
 
 @needs_pgn_extract
