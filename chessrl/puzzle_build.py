@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +20,14 @@ from chessrl.config import Config, EngineConfig
 from chessrl.errors import UserError, make_folder
 from chessrl.lichess_api import GAMES_PER_REQUEST, LichessApi, fetch_games
 from chessrl.puzzle_history import SourceGame, find_games, with_histories
-from chessrl.puzzle_rows import PuzzleFilters, PuzzleRows, puzzle_of_row, read_rows
-from chessrl.puzzle_splits import POOL_OF_SLICE, POOLS, Registry, draw_splits, even_quotas, mirror_all, quotas
-from chessrl.puzzles import BINS, SPLITS, Puzzle, rating_bin, save_puzzles
+from chessrl.puzzle_rows import PuzzleRows, puzzle_of_row, read_rows
+from chessrl.puzzle_settings import PuzzleSettings
+from chessrl.puzzle_splits import NO_POOL, POOL_OF_SLICE, POOLS, Registry, draw_splits, even_quotas, mirror_all, quotas
+from chessrl.puzzles import SPLITS, Puzzle, rating_bin, save_puzzles
 from chessrl.sources import ReadReport
 
-ENGINE_CHECKS = ("off", "flag", "drop")
-LONGEST_LINE = 100  # moves; what Lichess's generator cannot exceed by far
 _RECENT_SURPLUS = 2  # recent puzzles looked for in the export, for each that is wanted: the draw chooses among them
 _MOST_ASKED = 20  # games asked for in the export at most, for each recent puzzle wanted
-
-
-@dataclass(frozen=True, slots=True)
-class PuzzleSettings:
-    """Keys of ``python -m chessrl.puzzles``: Lichess tables in, ``out``/puzzles.parquet and puzzles.json (the account) out."""
-
-    sources: tuple[str, ...]
-    out: str
-    sft: int = 4000  # puzzles of each split
-    rl: int = 6000
-    validation: int = 800
-    test: int = 1500
-    private: int = 400
-    sft_mix: tuple[str, ...] = ("B1:1", "B2:1", "B3:1", "B4:1")  # even over ratings from 800 to 2400
-    rl_mix: tuple[str, ...] = ("B0:7.5", "B1:35", "B2:35", "B3:7.5", "B4:7.5", "B5:7.5")  # 70 % from B1 and B2
-    test_mix: tuple[str, ...] = ("B0:1", "B1:1", "B2:1", "B3:1", "B4:1", "B5:1")  # of test, validation and private
-    test_mirrored: bool = True  # split test_mirrored: the test puzzles with colours exchanged
-    held_out_themes: tuple[str, ...] = ()  # puzzles with one of these are for split test_themes alone
-    test_themes: int = 0
-    test_long: int = 0  # split test_long: lines of more than max_line_moves
-    corpus_until: str = ""  # 2023-12-31: puzzles whose game is known to be later are for split test_recent alone
-    test_recent: int = 0
-    min_rating: int = 0
-    max_rating: int = 9999
-    max_deviation: int = 500
-    min_popularity: int = -100
-    min_plays: int = 0
-    max_line_moves: int = 12  # the opponent's first move included
-    themes: tuple[str, ...] = ()  # at least one of these
-    exclude_themes: tuple[str, ...] = ()
-    bad_ids: str = ""  # a file of puzzle ids to leave out, one a line
-    missing: str = "drop"  # rows without the deviation, popularity or plays that a filter asks for: drop or keep
-    games: tuple[str, ...] = ()  # PGN files to search for the source games: dates and histories
-    lichess_api: bool = False  # ask the Lichess export for source games that are found nowhere else
-    lichess_url: str = "https://lichess.org"
-    engine_check: str = "off"  # puzzles with another solution: flag them in several_solutions.txt, or drop them as well
-    engine_path: str = ""
-    engine_depth: int = 8
-    engine_delta: float = 0.02  # a move within so much of the best expected score is a solution
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key in (*SPLITS, *POOL_OF_SLICE, "min_plays", "max_line_moves", "seed"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{key}={getattr(self, key)}: expected at least 0")
-        if self.engine_check not in ENGINE_CHECKS:
-            raise UserError(f"engine_check={self.engine_check}: expected one of {', '.join(ENGINE_CHECKS)}")
-        if self.test_themes and not self.held_out_themes:
-            raise UserError(f"test_themes={self.test_themes} needs held_out_themes, such as held_out_themes=smotheredMate,interference")
-        if self.test_recent and not self.corpus_until:
-            raise UserError(f"test_recent={self.test_recent} needs corpus_until, the corpus's last day, such as corpus_until=2023-12-31")
-        if self.corpus_until and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.corpus_until):
-            raise UserError(f"corpus_until={self.corpus_until}: expected a day such as 2023-12-31")
-
-    def mix(self, split: str) -> dict[str, float]:
-        """Weights of the bins of a split. Raises UserError for a mix that is none."""
-        key = f"{split}_mix" if split in ("sft", "rl") else "test_mix"
-        weights: dict[str, float] = {}
-        for entry in getattr(self, key):
-            match = re.fullmatch(rf"({'|'.join(BINS)}):(\d+(?:\.\d+)?)", entry)
-            if not match or match[1] in weights:
-                raise UserError(f"{key}={','.join(getattr(self, key))}: expected bins with their weights, such as B1:35,B2:35,B3:10")
-            weights[match[1]] = float(match[2])
-        if not sum(weights.values()):
-            raise UserError(f"{key}: all weights are 0; give one bin a weight")
-        return weights
 
 
 def main(arguments: list[str]) -> None:
@@ -111,45 +43,54 @@ def main(arguments: list[str]) -> None:
 
 
 def build_puzzles(settings: PuzzleSettings) -> tuple[list[Puzzle], dict[str, Any], set[str]]:
-    """The puzzles of all splits, the account of what became of every row, and the ids that the engine check flags."""
+    """The puzzles of all splits, the account of what became of every row, and the ids that the engine check flags.
+
+    The account adds up: rows kept = rows of the draw; drawn + mirrored - removed = puzzles of the table.
+    """
     reading, drawing, mirroring, searching = ReadReport(), ReadReport(), ReadReport(), ReadReport()
     mixes = {split: settings.mix(split) for split in SPLITS}
-    rows = read_rows(settings.sources, _filters(settings), settings.seed, reading)
-    games: dict[str, SourceGame] = {}
-    if settings.corpus_until and settings.games:
-        games = find_games(settings.games, _game_ids(rows), searching)
-        _enter_dates(rows, games)
+    rows = read_rows(settings.sources, settings.filters(), settings.seed, reading)
+    early = bool(settings.corpus_until or settings.require_history)  # then the draw depends on the games; else they are looked for after it
+    games = find_games(settings.games, _game_ids(rows), searching) if settings.games and early else {}
+    _enter_dates(rows, games)
     fetched = _look_for_recent(rows, settings) if settings.test_recent and settings.lichess_api else {}
-    pools = _pools(rows, settings)
+    pools = _pools(rows, settings, games)
     wanted = {split: quotas(getattr(settings, split), mixes[split]) for split in SPLITS}
     wanted |= {
         name: even_quotas(size, _available(rows, pools, pool)) for name, pool in POOL_OF_SLICE.items() if (size := getattr(settings, name))
     }
     registry = Registry()
-    puzzles = draw_splits(rows, pools, wanted, lambda row: puzzle_of_row(rows, row), registry, drawing)
+    outcomes: dict[str, str] = {}
+    puzzles = draw_splits(rows, pools, wanted, lambda row: _puzzle_of(rows, row, settings, games, outcomes), registry, drawing)
     if not puzzles:
         raise UserError(f"no puzzle was drawn (rows: {reading.summary()}; draw: {drawing.summary()}); change the filters or give more puzzles")
-    if settings.games and not settings.corpus_until:
+    if settings.games and not early:
         games = find_games(settings.games, {puzzle.game for puzzle in puzzles if puzzle.game and not puzzle.history}, searching)
-    puzzles, history = _histories(puzzles, settings, games, fetched)
+    puzzles, history = _histories(puzzles, settings, games, fetched, outcomes)
+    removed: Counter[str] = Counter()
+    if settings.require_history:
+        removed["without_history"] = sum(not puzzle.history for puzzle in puzzles)
+        puzzles = [puzzle for puzzle in puzzles if puzzle.history]
     flagged, engine_account = _engine_check(puzzles, settings)
     if settings.engine_check == "drop":
+        removed["another_solution"] = len(flagged)
         puzzles = [puzzle for puzzle in puzzles if puzzle.id not in flagged]
     if settings.test_mirrored:
         puzzles += mirror_all([puzzle for puzzle in puzzles if puzzle.split == "test"], registry, mirroring)
-    drawn = Counter((puzzle.split, puzzle.bin) for puzzle in puzzles)
+    got = Counter((puzzle.split, puzzle.bin) for puzzle in puzzles)
     account = {
         "settings": asdict(settings),
         "rows": reading.as_dict() | {"kept_though_a_filtered_field_is_empty": dict(rows.kept_without)},
         "dates": _date_counts(rows, settings),
         "draw": drawing.as_dict(),
-        "splits": {name: {"wanted": by_bin, "got": {one: drawn[name, one] for one in by_bin}} for name, by_bin in wanted.items()},
-        "sizes": dict(Counter(puzzle.split for puzzle in puzzles)),
+        "splits": {name: {"wanted": by_bin, "got": {one: got[name, one] for one in by_bin}} for name, by_bin in wanted.items()},
         "slices_wanted": {name: getattr(settings, name) for name in POOL_OF_SLICE},
-        "mirrored": mirroring.as_dict() if settings.test_mirrored else None,
         "history": history,
         "games": searching.as_dict() if settings.games else None,
+        "removed": dict(removed),
         "engine_check": engine_account,
+        "mirrored": mirroring.as_dict() if settings.test_mirrored else None,
+        "sizes": dict(Counter(puzzle.split for puzzle in puzzles)),
     }
     return puzzles, account, flagged
 
@@ -175,6 +116,8 @@ def account_lines(account: dict[str, Any]) -> list[str]:
             lines.append(f"split {name} is short of puzzles: {account['sizes'].get(name, 0):,} of {size:,}")
     if account["mirrored"]:
         lines.append(f"mirrored: {counted(account['mirrored'])}")
+    if removed := {reason: count for reason, count in account["removed"].items() if count}:
+        lines.append("removed after the draw: " + ", ".join(f"{reason} {count:,}" for reason, count in removed.items()))
     lines.append("moves to the position: " + ", ".join(f"{outcome} {count:,}" for outcome, count in account["history"].items()))
     if account["engine_check"]:
         lines.append("engine: " + ", ".join(f"{name} {count:,}" for name, count in account["engine_check"].items() if name != "engine"))
@@ -184,20 +127,8 @@ def account_lines(account: dict[str, Any]) -> list[str]:
 # ---- parts ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _filters(settings: PuzzleSettings) -> PuzzleFilters:
-    same = ("min_rating", "max_rating", "max_deviation", "min_popularity", "min_plays", "themes", "exclude_themes", "missing")
-    bad: frozenset[str] = frozenset()
-    if settings.bad_ids:
-        try:
-            bad = frozenset(Path(settings.bad_ids).read_text(encoding="utf-8").split())
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"bad_ids={settings.bad_ids}: not readable ({error}); expected a text file with one puzzle id a line") from None
-    longest = LONGEST_LINE if settings.test_long else settings.max_line_moves
-    return PuzzleFilters(max_line_moves=longest, bad_ids=bad, **{key: getattr(settings, key) for key in same})
-
-
-def _pools(rows: PuzzleRows, settings: PuzzleSettings) -> np.ndarray:
-    """The pool (a place in POOLS) of each row, (N,) int8; a row that several fit belongs to the first of theme, length, date."""
+def _pools(rows: PuzzleRows, settings: PuzzleSettings, games: dict[str, SourceGame]) -> np.ndarray:
+    """The pool (a place in POOLS, or NO_POOL) of each row, (N,) int8; a row that several fit belongs to the first of theme, length, date."""
     pools = np.zeros(len(rows), np.int8)
     pools[_recent(rows, settings)] = POOLS.index("recent")
     pools[rows.line_moves > settings.max_line_moves] = POOLS.index("long_line")
@@ -207,7 +138,23 @@ def _pools(rows: PuzzleRows, settings: PuzzleSettings) -> np.ndarray:
             raise UserError(f"held_out_themes: no puzzle has the theme {unknown[0]}; expected themes such as {', '.join(sorted(known)[:5])}")
         held_out = np.array([not set(themes).isdisjoint(settings.held_out_themes) for themes in rows.theme_sets], bool)
         pools[held_out[rows.theme_codes]] = POOLS.index("held_out_theme")
+    if settings.require_history and not settings.lichess_api:
+        with_moves = pc.is_in(rows.table["id"], pa.array(rows.movetexts, pa.string())).to_numpy()
+        with_game = pc.is_in(rows.table["game"], pa.array(games, pa.string())).to_numpy()
+        pools[~(with_moves | with_game)] = NO_POOL
     return pools
+
+
+def _puzzle_of(
+    rows: PuzzleRows, row: int, settings: PuzzleSettings, games: dict[str, SourceGame], outcomes: dict[str, str]
+) -> Puzzle | str:
+    """The puzzle of a row or why it is left out; with the moves of its game where no other game will be asked for."""
+    puzzle = puzzle_of_row(rows, row)
+    if isinstance(puzzle, Puzzle) and settings.require_history and not settings.lichess_api:
+        (puzzle,) = with_histories([puzzle], games, "games", outcomes)
+        if not puzzle.history:
+            return "its_game_does_not_lead_to_the_position"
+    return puzzle
 
 
 def _recent(rows: PuzzleRows, settings: PuzzleSettings) -> np.ndarray:
@@ -254,10 +201,14 @@ def _fetch(ids: set[str], settings: PuzzleSettings) -> dict[str, SourceGame]:
 
 
 def _histories(
-    puzzles: list[Puzzle], settings: PuzzleSettings, games: dict[str, SourceGame], fetched: dict[str, SourceGame]
+    puzzles: list[Puzzle],
+    settings: PuzzleSettings,
+    games: dict[str, SourceGame],
+    fetched: dict[str, SourceGame],
+    outcomes: dict[str, str],
 ) -> tuple[list[Puzzle], dict[str, int]]:
     """The puzzles with the moves that lead to them where their game is found, and how many got them from where, or why not."""
-    outcomes = {puzzle.id: "history_from_table" for puzzle in puzzles if puzzle.history}
+    outcomes = {puzzle.id: "history_from_table" for puzzle in puzzles if puzzle.history} | outcomes
     puzzles = with_histories(puzzles, games, "games", outcomes)
     if settings.lichess_api:
         fetched = fetched | _fetch({puzzle.game for puzzle in puzzles if puzzle.game and not puzzle.history} - set(fetched), settings)

@@ -17,6 +17,7 @@ from chessrl.sources import ReadReport
 
 # A row belongs to one pool; each pool serves splits of its own, so that what a slice holds out no other split has.
 POOLS = ("ordinary", "held_out_theme", "long_line", "recent")
+NO_POOL = -1  # without the moves that lead to it, where they are asked for
 POOL_OF_SLICE = {"test_themes": "held_out_theme", "test_long": "long_line", "test_recent": "recent"}
 
 
@@ -122,9 +123,9 @@ def draw_splits(
 ) -> list[Puzzle]:
     """Draw puzzles by ``wanted`` (split -> bin -> puzzles), each with its ``split`` set; by split, then in the order of a hash of (seed, id).
 
-    ``pools`` (N,) numbers each row's pool (POOLS); a slice draws from its own, the other splits from the ordinary one. Within a pool and bin the
-    splits take turns in proportion to their sizes, each taking a row of the theme it has least of, then of the line length it has least of
-    (the greedy sampler of Shen et al., for all splits at once, so that none gets all puzzles of a rare theme). ``puzzle_of`` checks a row.
+    ``pools`` (N,) numbers each row's pool (POOLS, or NO_POOL); a slice draws from its own, the other splits from the ordinary one. Within a pool
+    and bin the splits take turns in proportion to their sizes, each taking a row of the theme it has least of, then of the line length it has
+    least of (the greedy sampler of Shen et al., for all splits at once, so that none gets all puzzles of a rare theme). ``puzzle_of`` checks a row.
     A row that shares a position or game with a puzzle of another split is left out, as is one that asks a position again. ``report`` counts every
     row by what became of it. Where puzzles run out the split stays smaller than wanted: compare.
     """
@@ -148,6 +149,8 @@ def draw_splits(
     for pool, name in enumerate(POOLS):
         if left := int((pools == pool).sum()) - int(looked_at[pool]):
             report.dropped["not_drawn" if name == "ordinary" else f"{name}_not_drawn"] += left
+    if left := int((pools == NO_POOL).sum()):
+        report.dropped["without_history"] += left
     report.kept += sum(map(len, drawn.values()))
     order = [name for name in (*SPLITS, *SLICES) if name in drawn]
     return [puzzle for name in order for _, puzzle in sorted(drawn[name], key=lambda entry: (entry[0], entry[1].id))]

@@ -22,7 +22,8 @@ from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, games_from_table, read_games
 from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
-from chessrl.puzzle_build import PuzzleSettings, account_lines, build_puzzles
+from chessrl.puzzle_build import account_lines, build_puzzles
+from chessrl.puzzle_settings import PuzzleSettings
 from chessrl.puzzles import SLICES, SPLITS, Puzzle, load_puzzles, save_puzzles, solver_position_keys
 from chessrl.run import digest
 from chessrl.sources import WHERE_TO_GET, ReadReport, file_record
@@ -81,9 +82,12 @@ def puzzle_table(config: Config) -> Path:
             raise UserError(f"world.puzzles={','.join(paths)}: expected one puzzle table (.parquet), or Lichess files to make one of")
         return Path(paths[0])
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
-    key = digest([_sources(paths, "world.puzzles"), sizes, world.seed, DRAW])
+    history = world.state == "history"
+    games = _paths(world.games, "world.games") if history else []  # the puzzles' own games are looked for among them
+    key = digest([_sources(paths, "world.puzzles"), sizes, world.seed, DRAW, _sources(games, "world.games")])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
-    _make_once(path, path, lambda: _build_puzzles(PuzzleSettings(tuple(paths), str(path.parent), seed=world.seed, **sizes), path))
+    settings = PuzzleSettings(tuple(paths), str(path.parent), seed=world.seed, games=tuple(games), require_history=history, **sizes)
+    _make_once(path, path, lambda: _build_puzzles(settings, path))
     return path
 
 
