@@ -38,8 +38,9 @@ def even_quotas(size: int, available: Mapping[str, int]) -> dict[str, int]:
     left = min(size, sum(available.values()))
     while left:
         open_bins = [name for name in BINS if counts[name] < available.get(name, 0)]
+        share = max(1, left // len(open_bins))
         for name in open_bins:
-            more = min(max(1, left // len(open_bins)), available[name] - counts[name], left)
+            more = min(share, available[name] - counts[name], left)
             counts[name] += more
             left -= more
     return {name: count for name, count in counts.items() if count}
