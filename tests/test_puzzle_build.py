@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from chessrl.puzzle_build import build_puzzles
 from chessrl.puzzle_history import SourceGame
 from chessrl.puzzle_settings import PuzzleSettings
 from chessrl.puzzles import SPLITS, Puzzle, load_puzzles, solver_position_keys
+from chessrl.sources import zstd
 from tests.lichess_rows import HEADER, positions, rook_rows, row, write
 from tests.test_engine import needs_stockfish
 
@@ -70,10 +75,8 @@ def test_command_writes_the_table_and_its_account_alike_twice(tmp_path, monkeypa
 
 
 def test_the_modules_own_command_is_the_same(tmp_path):
-    import subprocess
-    import sys
-
-    done = subprocess.run([sys.executable, "-m", "chessrl.puzzles", f"sources={tmp_path / 'none.csv'}", f"out={tmp_path}"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "chessrl.puzzles", f"sources={tmp_path / 'none.csv'}", f"out={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "none.csv: no such file" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -104,7 +107,7 @@ def test_bad_argument_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, ar
 
 def test_shortfalls_are_said_and_filled_from_nowhere(tmp_path):
     source = table(tmp_path, 60)
-    puzzles, account = build(source, sft=100, test=0, validation=0, private=0, rl=0)
+    _, account = build(source, sft=100, test=0, validation=0, private=0, rl=0)
     assert account["splits"]["sft"] == {"wanted": dict.fromkeys(("B1", "B2", "B3", "B4"), 25), "got": dict.fromkeys(("B1", "B2", "B3", "B4"), 10)}
     assert "split sft is short of puzzles: B1 10 of 25, B2 10 of 25, B3 10 of 25, B4 10 of 25" in puzzle_build.account_lines(account)
 
@@ -115,7 +118,7 @@ def test_no_puzzle_at_all_is_an_error(tmp_path):
 
 
 def test_mixes_are_the_papers(tmp_path):
-    puzzles, account = build(table(tmp_path, 900), sft=80, rl=100, test=12)
+    _, account = build(table(tmp_path, 900), sft=80, rl=100, test=12)
     wanted = {split: entry["wanted"] for split, entry in account["splits"].items()}
     assert wanted["sft"] == dict.fromkeys(("B1", "B2", "B3", "B4"), 20), "even from 800 to 2400"
     assert wanted["rl"]["B1"] + wanted["rl"]["B2"] == 70 and sum(wanted["rl"].values()) == 100
@@ -149,7 +152,8 @@ def test_held_out_themes_are_in_their_slice_alone(tmp_path):
     puzzles, account = build(source, held_out_themes=("pin", "pin"), test_themes=12)
     for puzzle in puzzles:
         assert ("pin" in puzzle.themes) == (puzzle.split == "test_themes")
-    assert account["sizes"]["test_themes"] == 12 and account["splits"]["test_themes"]["wanted"] == dict.fromkeys(account["splits"]["test"]["wanted"], 2)
+    assert account["sizes"]["test_themes"] == 12
+    assert account["splits"]["test_themes"]["wanted"] == dict.fromkeys(("B0", "B1", "B2", "B3", "B4", "B5"), 2)
     assert account["draw"]["dropped"]["held_out_theme_not_drawn"] == 18
     assert not any("pin" in puzzle.themes for puzzle in build(source, held_out_themes=("pin",))[0]), "held out without a slice as well"
     with pytest.raises(UserError, match="no puzzle has the theme forc; expected themes such as mate, pin"):
@@ -261,7 +265,7 @@ def test_where_histories_are_required_only_puzzles_that_have_one_are_drawn(tmp_p
     assert all(puzzle.history for puzzle in puzzles) and account["history"] == {"history_from_games": 24} and not any(account["removed"].values())
     assert account["draw"]["dropped"]["without_history"] == 20  # 12 without an id, 8 whose game is in no file
     assert build(source, **keys, corpus_until="2020-01-01", test_recent=4)[1]["sizes"]["test_recent"] == 4
-    with pytest.raises(UserError, match="no puzzle was drawn .*without_history 60"):
+    with pytest.raises(UserError, match=r"no puzzle was drawn .*without_history 60"):
         build(source, **keys | {"games": ()})
 
 
@@ -290,7 +294,8 @@ def test_the_export_is_asked_for_what_no_file_has_and_only_on_request(tmp_path, 
 
 
 def test_puzzles_without_a_history_after_the_export_are_removed_and_counted(tmp_path, export):
-    puzzles, account = build(opening_table(tmp_path, 60), lichess_api=True, require_history=True, rl_mix=MIX, test_mix=MIX, test_mirrored=False, **SMALL)
+    keys = dict(lichess_api=True, require_history=True, rl_mix=MIX, test_mix=MIX, test_mirrored=False)
+    puzzles, account = build(opening_table(tmp_path, 60), **keys, **SMALL)
     assert all(puzzle.history for puzzle in puzzles) and account["removed"]["without_history"] == 24 - len(puzzles) > 0
     assert account["history"]["history_from_api"] == len(puzzles)
 
@@ -399,7 +404,7 @@ def test_published_tables_are_counted_to_the_last_row(tmp_path, name, rows):
     if not path.is_file():
         pytest.skip("the shared Lichess data is not here")
     sizes = {"sft": 60, "rl": 60, "validation": 12, "test": 24, "private": 12}
-    puzzles, account, _ = build_puzzles(PuzzleSettings((str(path),), str(tmp_path), **sizes))
+    _, account, _ = build_puzzles(PuzzleSettings((str(path),), str(tmp_path), **sizes))
     assert account["rows"]["read"] == rows and set(account["rows"]["dropped"]) <= {"line_too_long"}
     assert {split: account["sizes"][split] for split in SPLITS} == sizes
     if name == "puzzles_with_pgn":
@@ -409,16 +414,12 @@ def test_published_tables_are_counted_to_the_last_row(tmp_path, name, rows):
 @pytest.mark.long
 def test_a_thousand_published_puzzles_read_again_by_python_chess(tmp_path):
     """Every field of 1,000 drawn puzzles against the file, read with the csv module and replayed move by move."""
-    import csv
-    import io
-
     path = DATA / "puzzles_lichess_full.csv.zst"
     if not path.is_file():
         pytest.skip("the shared Lichess data is not here")
-    from chessrl.sources import zstd
-
     lines = {line["PuzzleId"]: line for line in csv.DictReader(io.TextIOWrapper(zstd.open(path), encoding="utf-8"))}
-    puzzles, _, _ = build_puzzles(PuzzleSettings((str(path),), str(tmp_path), sft=400, rl=300, validation=100, test=150, private=50, test_mirrored=False))
+    sizes = {"sft": 400, "rl": 300, "validation": 100, "test": 150, "private": 50}
+    puzzles, _, _ = build_puzzles(PuzzleSettings((str(path),), str(tmp_path), **sizes, test_mirrored=False))
     assert len(puzzles) == 1000
     for puzzle in puzzles:
         line = lines[puzzle.id]

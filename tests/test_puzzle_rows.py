@@ -138,7 +138,7 @@ def test_an_empty_field_that_a_filter_asks_for_drops_the_row_or_is_counted_apart
 
 def test_a_filter_whose_column_the_file_lacks_finds_every_field_empty(tmp_path):
     header = "PuzzleId,FEN,Moves,Rating,Themes"
-    found, report = screened(tmp_path, f"a,{FEN},{MOVES},1500,x", header=header, min_plays=1)
+    _, report = screened(tmp_path, f"a,{FEN},{MOVES},1500,x", header=header, min_plays=1)
     assert report.dropped == {"no_plays": 1}
 
 

@@ -65,7 +65,7 @@ def test_a_slice_is_as_even_as_what_there_is_allows():
 def test_every_split_gets_its_mix(tmp_path):
     rows = rows_of(tmp_path, rook_rows(600, rating=lambda number: str(RATING_OF_BIN[BINS[number % 6]])))
     wanted = {"sft": {"B1": 30, "B2": 30}, "rl": {"B0": 10, "B1": 35, "B5": 1}, "test": dict.fromkeys(BINS, 10)}
-    chosen, report = draw(rows, wanted)
+    chosen, _ = draw(rows, wanted)
     counts = Counter((one.split, one.bin) for one in chosen)
     assert counts == {(split, name): count for split, by_bin in wanted.items() for name, count in by_bin.items()}
     assert [one.split for one in chosen] == ["sft"] * 60 + ["rl"] * 46 + ["test"] * 60
@@ -121,7 +121,8 @@ def test_the_draw_is_the_greedy_sampler(tmp_path, sizes):
         def claim(self, puzzle, split):
             return None
 
-    chosen = draw_splits(rows, np.zeros(len(rows), np.int8), {name: {"B2": size} for name, size in sizes.items()}, puzzle_of, Anything(), ReadReport())
+    wanted = {name: {"B2": size} for name, size in sizes.items()}
+    chosen = draw_splits(rows, np.zeros(len(rows), np.int8), wanted, puzzle_of, Anything(), ReadReport())
     found = defaultdict(set)
     for one in chosen:
         found[one.split].add(by_id[one.id])
