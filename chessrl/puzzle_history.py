@@ -38,9 +38,11 @@ def history_of(movetext: str, fen: str, first_move: str) -> tuple[str, ...] | No
     FEN's counters name is taken, else the first.
     """
     game = chess.pgn.read_game(io.StringIO(movetext))
-    if game is None or game.errors or "FEN" in game.headers:
+    if game is None or game.errors or "FEN" in game.headers or "Variant" in game.headers:
         return None
     moves = list(game.mainline_moves())
+    if not all(moves):  # a null move
+        return None
     placement, turn, *_ = fen.split()
     first = chess.Board(fen).parse_uci(first_move)  # castling as e1g1, however it is given
     board = chess.Board()

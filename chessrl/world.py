@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,13 @@ def _sources(paths: list[str], key: str) -> list[dict]:
     for path in paths:
         if not Path(path).is_file():
             raise UserError(f"{key}={path}: no such file. {WHERE_TO_GET[key]}")
-    return [{key: value for key, value in file_record(Path(path)).items() if key != "name"} for path in paths]
+    return [_content(path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in paths]
+
+
+@cache  # a dump of many gigabytes is asked for several times by one process
+def _content(path: str, size: int, modified_ns: int) -> dict:
+    """Size and hash of a file; ``size`` and ``modified_ns`` say that it is still the one that was hashed."""
+    return {key: value for key, value in file_record(Path(path)).items() if key != "name"}
 
 
 # ---- puzzles ----------------------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ OPENING, OPENING_MOVES = played("e4", "e5", "Nf3")
         ("1. e4 e5 2. Nf3 d6", False),  # the puzzle's first move was not played
         ("1. e4", False),
         ("1. e4 e5 2. Nf6", False),  # illegal
+        ("1. e4 -- 2. -- e5 3. Nf3 f6", False),  # null moves
+        ('[Variant "Crazyhouse"]\n\n1. e4 e5 2. Nf3 f6', False),
         ("", False),
         ('[FEN "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"]\n\n2. Nf3 f6', False),  # not from the start position
     ],

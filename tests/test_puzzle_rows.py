@@ -10,7 +10,7 @@ import pytest
 
 from chessrl.errors import UserError
 from chessrl.puzzle_filters import PuzzleFilters
-from chessrl.puzzle_rows import PuzzleRows, read_lichess_csv, read_rows
+from chessrl.puzzle_rows import PuzzleRows, puzzle_of_row, read_lichess_csv, read_rows
 from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport, zstd
 from tests.lichess_rows import FEN, HEADER, MOVES, row, write
@@ -214,3 +214,22 @@ def test_batches_join_into_one_table(tmp_path, monkeypatch):
     assert ids(parts) == ids(whole) and parts.ratings.tolist() == whole.ratings.tolist() == list(range(1000, 1050))
     themes = [[found.theme_sets[code] for code in found.theme_codes] for found in (whole, parts)]
     assert themes[0] == themes[1] == [(("a", "b"), ("c",), ())[number % 3] for number in range(50)]
+
+
+def test_no_damage_to_the_bytes_stops_the_reading_or_the_count(tmp_path):
+    """Rows with random bytes put in, taken out or changed: every line is read and counted, and what is kept can be looked at."""
+    draw = random.Random(1)
+    path = tmp_path / "puzzles.csv"
+    for _ in range(60):
+        lines = [bytearray(row(f"p{number}", url="https://lichess.org/787zsVup#4").encode()) for number in range(20)]
+        for line in lines:
+            for _ in range(draw.choice([0, 0, 1, 3])):
+                place, byte = draw.randrange(len(line)), draw.choice([*b'",\r\0 \xff\xc3-/1aZ', draw.randrange(256)])
+                if byte == ord("\n"):
+                    continue
+                line[place : place + draw.choice([0, 1, 1, 9])] = bytes([byte])
+        path.write_bytes(HEADER.encode() + b"\n" + b"\n".join(lines) + b"\n")
+        report = ReadReport()
+        found = read_rows([path], PuzzleFilters(), 0, report)
+        assert report.read == 20 == report.kept + sum(report.dropped.values()) and report.kept == len(found)
+        assert all(isinstance(puzzle_of_row(found, number), Puzzle | str) for number in range(len(found)))
