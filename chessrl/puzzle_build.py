@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from chessrl.command import parse_settings
 from chessrl.config import Config, EngineConfig
+from chessrl.engine import find_stockfish
 from chessrl.errors import UserError, make_folder
 from chessrl.lichess_api import GAMES_PER_REQUEST, LichessApi, fetch_games
 from chessrl.puzzle_history import SourceGame, find_games, with_histories
@@ -49,6 +50,8 @@ def build_puzzles(settings: PuzzleSettings) -> tuple[list[Puzzle], dict[str, Any
     """
     reading, drawing, mirroring, searching = ReadReport(), ReadReport(), ReadReport(), ReadReport()
     mixes = {split: settings.mix(split) for split in SPLITS}
+    if settings.engine_check != "off":
+        find_stockfish(settings.engine_path)  # one that is missing is said now and not after the draw
     rows = read_rows(settings.sources, settings.filters(), settings.seed, reading)
     early = bool(settings.corpus_until or settings.require_history)  # then the draw depends on the games; else they are looked for after it
     games = find_games(settings.games, _game_ids(rows), searching) if settings.games and early else {}
@@ -139,8 +142,8 @@ def _pools(rows: PuzzleRows, settings: PuzzleSettings, games: dict[str, SourceGa
         held_out = np.array([not set(themes).isdisjoint(settings.held_out_themes) for themes in rows.theme_sets], bool)
         pools[held_out[rows.theme_codes]] = POOLS.index("held_out_theme")
     if settings.require_history and not settings.lichess_api:
-        with_moves = pc.is_in(rows.table["id"], pa.array(rows.movetexts, pa.string())).to_numpy()
-        with_game = pc.is_in(rows.table["game"], pa.array(games, pa.string())).to_numpy()
+        with_moves = pc.is_in(rows.table["id"], pa.array(list(rows.movetexts), pa.string())).to_numpy()
+        with_game = pc.is_in(rows.table["game"], pa.array(list(games), pa.string())).to_numpy()
         pools[~(with_moves | with_game)] = NO_POOL
     return pools
 
@@ -175,7 +178,7 @@ def _game_ids(rows: PuzzleRows) -> set[str]:
 def _enter_dates(rows: PuzzleRows, games: dict[str, SourceGame]) -> None:
     """Dates of the rows without one whose game is known."""
     dates = np.array([0, *(game.date for game in games.values())], np.int32)
-    index = pc.fill_null(pc.index_in(rows.table["game"], pa.array(games, pa.string())), -1).to_numpy() + 1
+    index = pc.fill_null(pc.index_in(rows.table["game"], pa.array(list(games), pa.string())), -1).to_numpy() + 1
     rows.dates = np.where(rows.dates > 0, rows.dates, dates[index])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from chessrl.errors import UserError
@@ -65,8 +66,10 @@ class PuzzleSettings:
             raise UserError(f"test_themes={self.test_themes} needs held_out_themes, such as held_out_themes=smotheredMate,interference")
         if self.test_recent and not self.corpus_until:
             raise UserError(f"test_recent={self.test_recent} needs corpus_until, the corpus's last day, such as corpus_until=2023-12-31")
-        if self.corpus_until and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.corpus_until):
+        if self.corpus_until and not _is_day(self.corpus_until):
             raise UserError(f"corpus_until={self.corpus_until}: expected a day such as 2023-12-31")
+        if not re.match(r"https?://\w", self.lichess_url):
+            raise UserError(f"lichess_url={self.lichess_url}: expected an address such as https://lichess.org")
 
     def mix(self, split: str) -> dict[str, float]:
         """Weights of the bins of a split. Raises UserError for a mix that is none."""
@@ -92,3 +95,10 @@ class PuzzleSettings:
                 raise UserError(f"bad_ids={self.bad_ids}: not readable ({error}); expected a text file with one puzzle id a line") from None
         longest = LONGEST_LINE if self.test_long else self.max_line_moves
         return PuzzleFilters(max_line_moves=longest, bad_ids=bad, **{key: getattr(self, key) for key in same})
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text  # other ISO spellings are read too
+    except ValueError:
+        return False

@@ -95,6 +95,9 @@ def test_the_modules_own_command_is_the_same(tmp_path):
         (["sources=a.csv", "out=x", "test_themes=5"], "test_themes=5 needs held_out_themes"),
         (["sources=a.csv", "out=x", "test_recent=5"], "test_recent=5 needs corpus_until"),
         (["sources=a.csv", "out=x", "corpus_until=2023"], "corpus_until=2023: expected a day"),
+        (["sources=a.csv", "out=x", "corpus_until=2023-02-29"], "corpus_until=2023-02-29: expected a day"),
+        (["sources=a.csv", "out=x", "lichess_url=lichess.org"], "lichess_url=lichess.org: expected an address"),
+        (["sources=a.csv", "out=x", "engine_check=flag", "engine_path=/nowhere"], "engine.path=/nowhere is not a program"),
         (["sources=a.csv", "out=x", "bad_ids=none.txt"], "bad_ids=none.txt: not readable"),
     ],
 )
