@@ -56,14 +56,15 @@ class WorldConfig:
     name: str = ""  # endgame (packaged) or lichess (files of yours)
     state: str = "snapshot"  # how a position is given: snapshot (piece list) or history (all moves from the start position)
     games: Any = ""  # a .pgn or .pgn.zst file, or a list of them; the endgame world needs none
-    puzzles: Any = ""  # a Lichess puzzle .csv or .csv.zst file, or a list of them; the endgame world needs none
+    # a Lichess puzzle .csv or .csv.zst file, or a list of them, or the .parquet of python -m chessrl.puzzles; the endgame world needs none
+    puzzles: Any = ""
     max_games: int | None = None  # read at most so many games (after filters)
     context: int = 256  # tokens: longer games are cut at a move's end
     validation_share: float = 0.02  # share of games held out for the validation loss, by game hash
     min_elo: int = 0  # both players' rating, where the games have one
     max_elo: int = 4000
     bullet: bool = False  # keep bullet games
-    sft_puzzles: int = 4000  # how many puzzles each split gets; the packaged puzzles come already split
+    sft_puzzles: int = 4000  # how many puzzles of Lichess files each split gets; a .parquet and the packaged puzzles come already split
     rl_puzzles: int = 6000
     validation_puzzles: int = 800
     test_puzzles: int = 1500
@@ -226,7 +227,7 @@ class EngineConfig:
 class EvaluateConfig:
     """Sampling a policy on a split and the pass@k tables made of it."""
 
-    split: str = "validation"  # the test split is read once, at the end of a run
+    split: str = "validation"  # the test split is read once, at the end of a run; beside it test_mirrored, test_themes, test_long, test_recent
     max_puzzles: int | None = None
     samples: int = 16  # per puzzle
     ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])

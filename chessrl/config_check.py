@@ -8,6 +8,7 @@ from typing import Any
 from chessrl.config import STAGES, Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
+from chessrl.puzzles import SLICES, SPLITS
 from chessrl.tracking import check_logger
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -18,7 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
-    "evaluate.split": ("sft", "rl", "validation", "test", "private"),
+    "evaluate.split": (*SPLITS, *SLICES),
     "evaluate.verifier": ("line", "engine"),
     "algorithm.advantage": ("group_std", "group_mean"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,16 @@ from chessrl.games import games_from_table
 from chessrl.ingest import CORPUS_FORM, IngestSettings, ingest
 from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
-from chessrl.puzzle_splits import split_puzzles
-from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv, save_puzzles
+from chessrl.puzzle_build import account_lines, build_puzzles
+from chessrl.puzzle_settings import PuzzleSettings
+from chessrl.puzzles import SLICES, SPLITS, Puzzle, load_puzzles, save_puzzles
 from chessrl.run import digest
-from chessrl.sources import WHERE_TO_GET, ReadReport, file_record
+from chessrl.sources import WHERE_TO_GET, file_record
 
 WORLDS = ("endgame", "lichess")
 SHARD_TOKENS = 100_000_000
 MOST_WORKERS = 8  # processes that turn games to tokens; about 200 MB each
-EASY_SHARE = {"rl": 0.7}  # Shen et al.: 70 % of the RL puzzles from B1 and B2
+DRAW = "balanced over themes and line lengths"  # names the way splits are drawn: another way makes another table
 
 
 def _make_once(place: Path, whole: Path, make: Callable[[], None]) -> None:
@@ -68,40 +70,49 @@ def _sources(paths: list[str], key: str) -> list[dict]:
     for path in paths:
         if not Path(path).is_file():
             raise UserError(f"{key}={path}: no such file. {WHERE_TO_GET[key]}")
-    return [{key: value for key, value in file_record(Path(path)).items() if key != "name"} for path in paths]
+    return [_content(path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in paths]
+
+
+@cache  # a dump of many gigabytes is asked for several times by one process
+def _content(path: str, size: int, modified_ns: int) -> dict:
+    """Size and hash of a file; ``size`` and ``modified_ns`` say that it is still the one that was hashed."""
+    return {key: value for key, value in file_record(Path(path)).items() if key != "name"}
 
 
 # ---- puzzles ----------------------------------------------------------------------------------------------------------------------------
 
 
 def puzzle_table(config: Config) -> Path:
-    """The puzzle table of the world: packaged, or made of Lichess files once."""
+    """The puzzle table of the world: packaged, given (a .parquet of ``python -m chessrl.puzzles``), or made of Lichess files once."""
     world = config.world
     _check(world)
     if world.name == "endgame":
         return endgame.PACK / endgame.PUZZLES_FILE
+    paths = _paths(world.puzzles, "world.puzzles")
+    if any(path.endswith(".parquet") for path in paths):
+        if len(paths) > 1:
+            raise UserError(f"world.puzzles={','.join(paths)}: expected one puzzle table (.parquet), or Lichess files to make one of")
+        return Path(paths[0])
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
-    key = digest([_sources(_paths(world.puzzles, "world.puzzles"), "world.puzzles"), sizes, world.seed])
+    history = world.state == "history"
+    games = [path for path in _paths(world.games, "world.games") if not Path(path).is_dir()] if history else []  # searched for the puzzles' own
+    key = digest([_sources(paths, "world.puzzles"), sizes, world.seed, DRAW, _sources(games, "world.games")])
     path = Path(config.outputs) / "data" / f"puzzles-{key}.parquet"
-    _make_once(path, path, lambda: _build_puzzles(world, sizes, path))
+    settings = PuzzleSettings(tuple(paths), str(path.parent), seed=world.seed, games=tuple(games), require_history=history, **sizes)
+    _make_once(path, path, lambda: _build_puzzles(settings, path))
     return path
 
 
-def _build_puzzles(world: WorldConfig, sizes: dict[str, int], path: Path) -> None:
-    report = ReadReport()
-    filters = PuzzleFilters(verify=True)
-    puzzles = [puzzle for source in _paths(world.puzzles, "world.puzzles") for puzzle in read_lichess_csv(source, filters, report)]
-    print(f"puzzles: {report.summary()}", flush=True)
-    splitting = ReadReport()
-    chosen = split_puzzles(puzzles, sizes, world.seed, splitting, easy_share=EASY_SHARE)
-    print(f"puzzle splits: {splitting.summary()}", flush=True)
-    save_puzzles(chosen, path)
+def _build_puzzles(settings: PuzzleSettings, path: Path) -> None:
+    puzzles, account, _ = build_puzzles(settings)
+    print("\n".join(account_lines(account)), flush=True)
+    save_puzzles(puzzles, path)
 
 
 def puzzles_of_split(config: Config, split: str, bins: Iterable[str] = ()) -> list[Puzzle]:
     """The puzzles of one split, of some bins where given. Raises UserError on an unknown split or when none is left."""
-    if split not in SPLITS:
-        raise UserError(f"split={split!r}: expected one of {', '.join(SPLITS)}")
+    if split not in (*SPLITS, *SLICES):
+        raise UserError(f"split={split!r}: expected one of {', '.join((*SPLITS, *SLICES))}")
     puzzles = load_puzzles(puzzle_table(config), split, list(bins) or None)
     if not puzzles:
         raise UserError(f"no puzzle in split {split}" + (f" and bins {', '.join(bins)}" if bins else "") + ": check world.* and the bins")
