@@ -24,13 +24,13 @@ from chessrl.engine import find_stockfish
 from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, read_games
 from chessrl.lock import Lock
-from chessrl.mining_engine import EngineSearch, EngineStart, Unscorable
-from chessrl.mining_search import GameResult, MinedGame, MiningRules, mine_game
+from chessrl.mining_engine import EngineSearch, EngineStart
+from chessrl.mining_search import GameResult, MinedGame, MiningRules, Unscorable, mine_game
 from chessrl.mining_store import MiningStore
 from chessrl.pgn_blocks import GameFilters
 from chessrl.position_keys import moves_of_plies
 from chessrl.puzzles import BINS, Puzzle, save_puzzles
-from chessrl.signals import stop_signals
+from chessrl.signals import Interrupted, stop_signals
 from chessrl.sources import ReadReport
 
 RULES_VERSION = 1  # raise it when equal searches would give other puzzles, so that stored results are not taken
@@ -98,8 +98,7 @@ def mine(settings: MiningSettings) -> Mined:
         engine = asyncio.run(start.name())
         identity = _identity(settings, engine, reading)
         with MiningStore(out / "mining.sqlite", json.dumps(identity)) as store:
-            with stop_signals(lambda _number: None) as stopped:  # looked at before every search: an exception here would hit the event loop
-                asyncio.run(_search_all(settings, start, store, games, stopped))
+            asyncio.run(_search_all(settings, start, store, games))
             mined = _collect(store, identity, reading)
         save_puzzles(mined.puzzles, out / "puzzles.parquet")
         (out / "mining.json").write_text(json.dumps(mined.account, indent=1) + "\n", encoding="utf-8")
@@ -119,7 +118,8 @@ def _identity(settings: MiningSettings, engine: str, reading: ReadReport) -> dic
     }
 
 
-async def _search_all(settings: MiningSettings, start: EngineStart, store: MiningStore, games: int, stopped: Sequence[int]) -> None:
+async def _search_all(settings: MiningSettings, start: EngineStart, store: MiningStore, games: int) -> None:
+    """Search the games without a result; a stop signal ends it at once, with what is finished stored."""
     done = store.done()
     waiting = _games_to_search(settings, done)
     with tqdm(total=games, initial=len(done), desc="mining", unit="game", disable=None, smoothing=0.02) as bar:
@@ -135,16 +135,20 @@ async def _search_all(settings: MiningSettings, start: EngineStart, store: Minin
                 bar.set_postfix(puzzles=found, refresh=False)
                 bar.update()
 
-        searches = [EngineSearch(start, stopped) for _ in range(settings.workers)]
-        workers = [asyncio.ensure_future(work(search)) for search in searches]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            for search in searches:
-                await search.end()
+        searches = [EngineSearch(start) for _ in range(settings.workers)]
+        workers = asyncio.gather(*(work(search) for search in searches))
+        loop = asyncio.get_running_loop()
+        # An exception out of a signal handler would hit the event loop and get lost there: the handler cancels instead.
+        with stop_signals(lambda _number: loop.call_soon_threadsafe(workers.cancel)) as stopped:
+            try:
+                await workers
+            except asyncio.CancelledError:
+                raise Interrupted(stopped[0]) from None
+            finally:
+                workers.cancel()
+                await asyncio.gather(workers, return_exceptions=True)
+                for search in searches:
+                    await search.end()
 
 
 def _games_to_search(settings: MiningSettings, done: set[int]) -> Iterator[tuple[int, MinedGame | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,7 @@ import chess.engine
 
 from chessrl.engine_labels import MoveScore, scores_by_depth
 from chessrl.engine_process import EngineProcess
-from chessrl.mining_search import ScoredMove
-from chessrl.signals import Interrupted
-
-
-class Unscorable(Exception):
-    """The engine gave no score for a position, twice."""
+from chessrl.mining_search import ScoredMove, Unscorable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +41,16 @@ class EngineStart:
 class EngineSearch:
     """A ``chessrl.mining_search.Search`` by an engine process of its own. A search that fails is tried once more in a new process.
 
-    Raises Unscorable when both fail, and Interrupted before a search when ``stopped`` holds a signal. ``counts``: searches, restarts;
-    ``seconds``: spent in searches.
+    Raises Unscorable when both fail. ``counts``: searches, restarts; ``seconds``: spent in searches.
     """
 
-    def __init__(self, start: EngineStart, stopped: Sequence[int]) -> None:
+    def __init__(self, start: EngineStart) -> None:
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
         self._start = start
-        self._stopped = stopped
         self._process: EngineProcess | None = None
 
     async def __call__(self, board: chess.Board, nodes: int, lines: int) -> list[ScoredMove]:
-        if self._stopped:
-            raise Interrupted(self._stopped[0])
         began = time.monotonic()
         try:
             for _attempt in range(2):
