@@ -1,33 +1,26 @@
 """How many known Lichess puzzles mining finds again in their own games, and whether its difficulty follows their ratings.
 
-``python -m benchmarks.mining puzzles=FILE.csv.zst out=FOLDER [first=200 workers=1 ...]``: the table needs a ``PGN`` column with the game up to the
+``python -m benchmarks.mining puzzles=FILE.csv.zst out=FOLDER [first=200 workers=2 ...]``: the table needs a ``PGN`` column with the game up to the
 position before the puzzle. Each game is that, the error and the solution; keys of ``python -m chessrl.mining`` are passed on. A puzzle counts as
 found again where mining asks the same position and its first solver move is the same.
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import chess
 import pandas as pd
 from scipy.stats import spearmanr
 
-from chessrl.command import run_command
+from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
 from chessrl.mining import MiningSettings, mine
 from chessrl.puzzles import Puzzle, PuzzleFilters, read_lichess_csv
 from chessrl.sources import ReadReport
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    puzzles: str
-    out: str
-    first: int = 0  # so many puzzles from the table's start; 0: all
 
 
 def write_games(puzzles: Iterable[Puzzle], path: Path) -> None:
@@ -55,25 +48,27 @@ def compare(known: Iterable[Puzzle], mined: Iterable[Puzzle]) -> pd.DataFrame:
 
 
 def main(arguments: list[str]) -> None:
-    own = {field.name for field in fields(Settings)}
-    words = dict(word.split("=", 1) for word in arguments)
-    settings = Settings(**{key: value for key, value in words.items() if key in own and key != "first"}, first=int(words.get("first", 0)))
-    known = read_lichess_csv(settings.puzzles, PuzzleFilters(), ReadReport())[: settings.first or None]
+    """Mine the games and print the table by bin, the account and the rate in processor time of the engines."""
+    own = {key: value for key, _, value in (word.partition("=") for word in arguments) if key in ("puzzles", "out", "first")}
+    known = read_lichess_csv(own["puzzles"], PuzzleFilters(), ReadReport())[: int(own.get("first", 0)) or None]
     if not all(puzzle.history for puzzle in known):
-        raise UserError(f"{settings.puzzles}: needs a PGN column that leads to each puzzle")
-    games = make_folder(settings.out, "out") / "games.pgn"
+        raise UserError(f"{own['puzzles']}: needs a PGN column that leads to each puzzle")
+    games = make_folder(own["out"], "out") / "games.pgn"
     write_games(known, games)
-    options = {key: type(getattr(MiningSettings(sources=(), out=""), key))(eval(value)) for key, value in words.items() if key not in own}
-    mined = mine(MiningSettings(sources=(str(games),), out=settings.out, bullet=True, **options))
+    passed_on = [word for word in arguments if word.partition("=")[0] not in own]
+    mined = mine(parse_settings(MiningSettings, [f"sources={games}", f"out={own['out']}", "bullet=true", *passed_on]))
     table = compare(known, mined.puzzles)
-    table.to_csv(Path(settings.out) / "found_again.csv", index=False)
-    by_bin = table.groupby("bin").agg(known=("rating", "size"), position=("position", "sum"), found_again=("found_again", "sum"),
-                                      same_line=("same_line", "sum"), median_nodes=("nodes", "median"))
-    print(by_bin.to_string())
-    print(mined.account["suspect_moves"], mined.account["searched_positions"])
-    rho = spearmanr(table["rating"], table["nodes"], nan_policy="omit")
-    print(f"found again: {table['found_again'].sum()} of {len(table)}; puzzles in all {len(mined.puzzles)}; "
-          f"Spearman of rating and nodes {rho.statistic:.2f}; {len(mined.puzzles) / mined.engine_s * 60:.1f} puzzles per engine-minute")
+    table.to_csv(Path(own["out"]) / "found_again.csv", index=False)
+    columns = {name: (name, "sum") for name in ("position", "found_again", "same_line")}
+    print(table.groupby("bin").agg(known=("rating", "size"), **columns, median_nodes=("nodes", "median")).to_string())
+    print(f"positions {mined.account['searched_positions']:,}; suspect moves {mined.account['suspect_moves']}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the engines: all are reaped by now; other processes of the machine do not count
+    minutes = (used.ru_utime + used.ru_stime) / 60
+    rho = spearmanr(table["rating"], table["nodes"], nan_policy="omit").statistic
+    print(
+        f"found again {table['found_again'].sum()} of {len(table)}; puzzles in all {len(mined.puzzles)}; rating and nodes: Spearman {rho:.2f}; "
+        f"{minutes:.1f} engine-minutes of processor time, {len(mined.puzzles) / minutes:.1f} puzzles a minute (unless results were there before)"
+    )
 
 
 if __name__ == "__main__":
