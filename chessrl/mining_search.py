@@ -143,7 +143,7 @@ async def _judge(before: chess.Board, game: MinedGame, ply: int, rules: MiningRu
     takes_back = before.is_capture(error) and best.move.to_square == error.to_square
     if takes_back and len(line) == 1 and not rules.keep_recaptures:
         return "only_a_recapture"
-    nodes = await _difficulty(asked, best.move, rules, search)
+    nodes = await _difficulty(asked, line, rules, search)
     if nodes is None:
         return "not_found_with_most_nodes"
     fen = before.fen()
@@ -195,13 +195,30 @@ async def _follow(asked: chess.Board, answers: list[ScoredMove], rules: MiningRu
     return line if board.is_checkmate() and board.turn != asked.turn else line[:last_choice]
 
 
-async def _difficulty(asked: chess.Board, answer: chess.Move, rules: MiningRules, search: Search) -> int | None:
-    """The smallest budget of the ladder from which on every budget finds the answer, or None if the largest does not."""
-    accepted = accepted_moves(asked, answer)
+async def _difficulty(asked: chess.Board, line: Sequence[chess.Move], rules: MiningRules, search: Search) -> int | None:
+    """The smallest budget of the ladder from which on every budget finds every solver move of the line; None if the largest does not.
+
+    The first move alone would say less: on Lichess puzzles the whole line's budget follows the rating more closely (docs/data.md).
+    """
+    board = asked.copy(stack=False)
+    smallest = rules.ladder_first
+    for place, move in enumerate(line):
+        if place % 2 == 0 and board.legal_moves.count() > 1:
+            kept = await _kept_from(board, move, smallest, rules, search)
+            if kept is None:
+                return None
+            smallest = kept
+        board.push(move)
+    return smallest
+
+
+async def _kept_from(board: chess.Board, answer: chess.Move, least: int, rules: MiningRules, search: Search) -> int | None:
+    """The smallest budget, ``least`` or above, from which on every budget finds the answer."""
+    accepted = accepted_moves(board, answer)
     smallest = None
-    for nodes in reversed(rules.ladder()):
+    for nodes in reversed([nodes for nodes in rules.ladder() if nodes >= least]):
         try:
-            found = (await search(asked, nodes, 1))[0].move
+            found = (await search(board, nodes, 1))[0].move
         except Unscorable:  # too few nodes for an answer
             break
         if found not in accepted:

@@ -268,6 +268,15 @@ def test_a_move_found_early_and_lost_again_counts_from_where_it_is_kept() -> Non
     assert puzzle.difficulty == 128
 
 
+def test_difficulty_is_that_of_the_hardest_move_of_the_line() -> None:
+    second = epd(FORK, 6, "f3h4", "a7a6")
+    table = {epd(FORK, 6): [("f3h4", cp(900))], epd(FORK, 6, "f3h4"): [("a7a6", cp(0))], second: [("h4f5", cp(1200))]}
+    for hidden, nodes in (({second: 100}, 128), ({epd(FORK, 6): 100}, 128), ({epd(FORK, 6): 100, second: 20}, 128), ({}, 16)):
+        rules = MiningRules(scan_nodes=1000, verify_nodes=1000, ladder_last=256)
+        (puzzle,) = run(mine_game(FORK, rules, Oracle(table, hidden))).puzzles
+        assert (len(puzzle.moves), puzzle.difficulty) == (4, nodes)
+
+
 def test_a_budget_too_small_for_any_answer_has_not_found_the_move() -> None:
     oracle = Oracle({epd(FORK, 6): [("f3h4", cp(900))]})
 
