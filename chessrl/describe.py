@@ -78,11 +78,24 @@ def write(sections: Sequence[Section], out: Path) -> None:
 
 def terminal_text(section: Section) -> str:
     """A section for reading: its title, and its table with shares in percent."""
-    table = section.table.head(_SHOWN_ROWS)
-    formatters = {"share": "{:.1%}".format, **{name: "{:,}".format for name in table.columns if pd.api.types.is_integer_dtype(table[name])}}
-    text = table.to_string(index=False, formatters=formatters) if len(table) else "nothing"
-    more = f"\n... {len(section.table) - len(table):,} rows more in its file" if len(section.table) > len(table) else ""
+    table = _with_a_column_per_split(section.table) if {"split", "count", "share"} <= {*section.table.columns} else section.table
+    shown = table.head(_SHOWN_ROWS)
+    formatters = {name: "{:,}".format for name in shown.columns if pd.api.types.is_integer_dtype(shown[name])}
+    formatters |= {"share": "{:.1%}".format}
+    text = shown.to_string(index=False, formatters=formatters) if len(shown) else "nothing"
+    more = f"\n... {len(table) - len(shown):,} rows more in its file" if len(table) > len(shown) else ""
     return f"{section.name}: {section.title}\n{text}{more}\n"
+
+
+def _with_a_column_per_split(table: pd.DataFrame) -> pd.DataFrame:
+    """The same numbers with a row per category, in the table's order."""
+    keys = [name for name in table.columns if name not in ("split", "count", "share")]
+    wide = table[keys].drop_duplicates().reset_index(drop=True)
+    for split in dict.fromkeys(table["split"]):
+        rows = table[table["split"] == split]
+        cells = rows[keys].assign(**{split: [f"{count:,} ({share:.1%})" for count, share in zip(rows["count"], rows["share"])]})
+        wide = wide.merge(cells, on=keys, how="left")
+    return wide
 
 
 def main(arguments: list[str]) -> None:

@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from chessrl.figure_style import WIDTH_INCHES, axes_grid, palette, series_legend, styled
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_RANKED = 40  # rows of a ranked figure; the table has all
+_PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
+_WHOLE = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def ranked_figure(table: pd.DataFrame, category: str, x_label: str) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(categories) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    axes.xaxis.set_major_formatter(_PERCENT)
     axes.set_xlabel(x_label)
     if len(splits) > 1:
         series_legend(figure, *axes.get_legend_handles_labels(), "upper")
@@ -104,6 +106,6 @@ def _wide_axes(inches: float) -> tuple[Figure, list[Axes]]:
 
 
 def _value_axis(axes: Axes, label: str, shares: bool) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(6, integer=not shares))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None) if shares else FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=not shares, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(_PERCENT if shares else _WHOLE)
     axes.set_ylabel(f"share of {label}" if shares else label)

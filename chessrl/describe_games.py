@@ -197,7 +197,7 @@ class Meetings:
             for name in sizes
         ]
         columns = ["split", "puzzles' split", "games", "games that pass through one", "puzzles", "puzzles met"]
-        title = "leaks: games that pass through a position before a puzzle's first move or where its solver is to move"
+        title = "games that pass through a position before a puzzle's first move or where its solver is to move"
         return [Section("leaks", title, pd.DataFrame(rows, columns=columns))]
 
 

@@ -147,4 +147,4 @@ def _leak_sections(puzzles: Sequence[Puzzle], others: Sequence[Puzzle]) -> list[
         by_game[split] += puzzle.game in games
     rows = [(split, size, by_position[split], by_game[split]) for split, size in sizes.items()]
     table = pd.DataFrame(rows, columns=["split", "puzzles", "share a position", "share a game"])
-    return [Section("leaks", "leaks: puzzles that share a position or a source game with those of puzzles=", table)]
+    return [Section("leaks", "puzzles that share a position or a source game with those of puzzles=", table)]
