@@ -44,7 +44,6 @@ class MiningRules:
     verify_nodes: int = 65536  # of the searches that decide
     scan_drop: float = 0.2  # fall of the mover's expected score that makes a move suspect in the first search
     drop: float = 0.3  # ... and that makes it an error in the second
-    scan_margin: float = 0.1  # of a first, cheap look at the answers: less means that a costly one would find no clear answer either
     margin: float = 0.3  # by which the best answer's expected score must exceed the second best's
     max_line_moves: int = 12  # of the whole line, the error included
     keep_recaptures: bool = False  # keep lines that only take back
@@ -55,7 +54,7 @@ class MiningRules:
         for key in ("scan_nodes", "verify_nodes", "ladder_first"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)}: expected at least 1 node")
-        for key in ("scan_drop", "drop", "scan_margin", "margin"):
+        for key in ("scan_drop", "drop", "margin"):
             if not 0 < getattr(self, key) <= 1:
                 raise UserError(f"{key}={getattr(self, key)}: expected a difference of expected scores, above 0 and at most 1")
         if self.max_line_moves < 2:
@@ -131,8 +130,6 @@ async def _judge(before: chess.Board, game: MinedGame, ply: int, rules: MiningRu
     asked.push(error)
     if asked.legal_moves.count() < 2:
         return "only_one_legal_move"
-    if not _is_clear(await search(asked, rules.scan_nodes, 2), rules.scan_margin):
-        return "no_clearly_best_answer_at_a_glance"
     answers = await search(asked, rules.verify_nodes, 2)
     if not _is_clear(answers, rules.margin):
         return "no_clearly_best_answer"

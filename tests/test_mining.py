@@ -122,26 +122,14 @@ def test_themes_and_length_of_a_won_piece() -> None:
 @pytest.mark.parametrize(
     ("answers", "outcome"),
     [
-        ([("f3h4", cp(900)), ("h2h3", cp(850))], "no_clearly_best_answer_at_a_glance"),
-        ([("f3h4", MoveScore(mate=4)), ("h2h3", MoveScore(mate=6))], "no_clearly_best_answer_at_a_glance"),
+        ([("f3h4", cp(900)), ("h2h3", cp(850))], "no_clearly_best_answer"),
+        ([("f3h4", MoveScore(mate=4)), ("h2h3", MoveScore(mate=6))], "no_clearly_best_answer"),
         ([("f3h4", MoveScore(mate=4)), ("h2h3", cp(850))], "puzzle"),  # the only mate
         ([("f3h4", MoveScore(mate=1)), ("h2h3", MoveScore(mate=2))], "puzzle"),  # a mate at once: any is accepted
     ],
 )
 def test_the_answer_must_be_clear(answers: list[tuple[str, MoveScore]], outcome: str) -> None:
     assert run(mine_game(FORK, RULES, Oracle({epd(FORK, 6): answers}))).outcomes == {outcome: 1}
-
-
-def test_a_margin_that_only_the_cheap_search_saw_is_no_margin() -> None:
-    oracle = Oracle({epd(FORK, 6): [("f3h4", cp(900))]})
-
-    async def search(board: chess.Board, nodes: int, lines: int) -> list[ScoredMove]:
-        found = await oracle(board, nodes, lines)
-        if nodes == 1000 and lines == 2 and board.epd() == epd(FORK, 6):
-            return [found[0], ScoredMove(found[1].move, cp(880))]
-        return found
-
-    assert run(mine_game(FORK, RULES, search)).outcomes == {"no_clearly_best_answer": 1}
 
 
 def test_a_position_already_lost_before_the_move_holds_no_error() -> None:
