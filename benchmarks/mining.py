@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     games = make_folder(own["out"], "out") / "games.pgn"
     write_games(known, games)
     passed_on = [word for word in arguments if word.partition("=")[0] not in own]
-    mined = mine(parse_settings(MiningSettings, [f"sources={games}", f"out={own['out']}", "bullet=true", *passed_on]))
+    mined = mine(parse_settings(MiningSettings, [f"sources={games}", f"out={own['out']}", "exclude_time_classes=", *passed_on]))
     table = compare(known, mined.puzzles)
     table.to_csv(Path(own["out"]) / "found_again.csv", index=False)
     columns = {name: (name, "sum") for name in ("position", "found_again", "same_line")}

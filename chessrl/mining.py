@@ -27,7 +27,7 @@ from chessrl.lock import Lock
 from chessrl.mining_engine import EngineSearch, EngineStart
 from chessrl.mining_search import GameResult, MinedGame, MiningRules, Unscorable, mine_game
 from chessrl.mining_store import MiningStore
-from chessrl.pgn_blocks import GameFilters
+from chessrl.pgn_blocks import TIME_CLASSES, GameFilters
 from chessrl.position_keys import moves_of_plies
 from chessrl.puzzles import BINS, Puzzle, save_puzzles
 from chessrl.signals import Interrupted, stop_signals
@@ -43,9 +43,9 @@ class MiningSettings(MiningRules):
 
     sources: tuple[str, ...]
     out: str
-    games: int = 0  # so many games at most; 0: all
+    max_games: int = 0  # so many games at most; 0: all
+    exclude_time_classes: tuple[str, ...] = GameFilters().exclude_time_classes
     min_plies: int = 10
-    bullet: bool = False
     rated_only: bool = True
     engine: str = ""  # Stockfish's path; empty: PATH, then /usr/games
     hash_mb: int = 1  # MB per process
@@ -55,9 +55,12 @@ class MiningSettings(MiningRules):
 
     def __post_init__(self) -> None:
         MiningRules.__post_init__(self)
-        for key, least in (("games", 0), ("min_plies", 1), ("hash_mb", 1), ("workers", 1)):
+        for key, least in (("max_games", 0), ("min_plies", 1), ("hash_mb", 1), ("workers", 1)):
             if getattr(self, key) < least:
                 raise UserError(f"{key}={getattr(self, key)}: expected at least {least}")
+        for name in self.exclude_time_classes:
+            if name not in TIME_CLASSES:
+                raise UserError(f"exclude_time_classes={name}: expected some of {', '.join(TIME_CLASSES)}")
         for key in ("deadline_s", "start_timeout_s"):
             if not getattr(self, key) > 0:
                 raise UserError(f"{key}={getattr(self, key)}: expected seconds, above 0")
@@ -68,10 +71,8 @@ class MiningSettings(MiningRules):
 
     def read(self, report: ReadReport) -> Iterator[Game]:
         """The games to search, in their order."""
-        filters = GameFilters(min_plies=self.min_plies, rated_only=self.rated_only)
-        if self.bullet:
-            filters = GameFilters(min_plies=self.min_plies, rated_only=self.rated_only, exclude_time_classes=())
-        return read_games(self.sources, filters=filters, most=self.games or None, report=report)
+        filters = GameFilters(exclude_time_classes=self.exclude_time_classes, min_plies=self.min_plies, rated_only=self.rated_only)
+        return read_games(self.sources, filters=filters, most=self.max_games or None, report=report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _identity(settings: MiningSettings, engine: str, reading: ReadReport) -> dic
         "source": "mined",
         "engine": f"{engine} | Threads=1 Hash={settings.hash_mb} | rules {RULES_VERSION}",
         "rules": settings.rules(),
-        "games": {name: getattr(settings, name) for name in ("games", "min_plies", "bullet", "rated_only")},
+        "games": {name: getattr(settings, name) for name in ("max_games", "exclude_time_classes", "min_plies", "rated_only")},
         "sources": reading.files,
     }
 

@@ -441,9 +441,9 @@ def test_a_killed_mining_goes_on_and_ends_as_an_unbroken_one(tmp_path: Path, mon
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
-    mine(settings(tmp_path / "out", games=1))
+    mine(settings(tmp_path / "out", max_games=1))
     with pytest.raises(UserError, match=r"holds results of other sources, settings or another engine \(margin was 0.3, is 0.4\)"):
-        mine(settings(tmp_path / "out", games=1, margin=0.4))
+        mine(settings(tmp_path / "out", max_games=1, margin=0.4))
 
 
 def test_a_stop_signal_ends_the_command_at_once_and_its_engine(tmp_path: Path) -> None:
@@ -485,6 +485,7 @@ def children(process: int) -> list[int]:
         ({"max_line_moves": 1}, "expected at least 2"),
         ({"verify_nodes": 0}, "at least 1 node"),
         ({"workers": 0}, "workers=0"),
+        ({"exclude_time_classes": ("fast",)}, "exclude_time_classes=fast: expected some of ultrabullet"),
     ],
 )
 def test_bad_keys_are_refused(keys: dict, message: str) -> None:
@@ -500,7 +501,7 @@ def test_a_damaged_store_is_one_line(tmp_path: Path) -> None:
 
 
 def test_tables_have_the_columns_of_the_puzzle_format(tmp_path: Path) -> None:
-    mine(settings(tmp_path / "out", games=1))
+    mine(settings(tmp_path / "out", max_games=1))
     frame = pd.read_parquet(tmp_path / "out" / "puzzles.parquet")
     assert {"id", "fen", "moves", "lead", "difficulty", "bin", "themes", "split", "history", "game"} <= set(frame.columns)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"puzzles.parquet", "mining.json", "mining.sqlite"}
