@@ -1,7 +1,8 @@
 """Puzzles from games with Stockfish: an error, one clearly best answer, and the line while the answer stays clear.
 
-``python -m chessrl.mining sources=FILE[,FILE] out=FOLDER`` writes ``puzzles.parquet`` (the table that ``chessrl.puzzles`` reads, without splits)
-and ``mining.json`` (the account). Results go to ``mining.sqlite`` game by game: a command that was stopped or killed goes on with what is left.
+``python -m chessrl.mining sources=FILE[,FILE] out=FOLDER`` writes ``puzzles.parquet`` (the project's table, without splits), ``puzzles.csv`` (the
+same in Lichess's format, for ``chessrl.puzzles`` to split) and ``mining.json`` (the account). Results go to ``mining.sqlite`` game by game: a command
+that was stopped or killed goes on with what is left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from chessrl.lock import Lock
 from chessrl.mining_engine import EngineSearch, EngineStart
 from chessrl.mining_search import GameResult, MinedGame, MiningRules, Unscorable, mine_game
 from chessrl.mining_store import MiningStore
+from chessrl.mining_table import write_lichess_csv
 from chessrl.pgn_blocks import TIME_CLASSES, GameFilters
 from chessrl.position_keys import moves_of_plies
 from chessrl.puzzles import BINS, Puzzle, save_puzzles
@@ -102,6 +104,7 @@ def mine(settings: MiningSettings) -> Mined:
             asyncio.run(_search_all(settings, start, store, games))
             mined = _collect(store, identity, reading)
         save_puzzles(mined.puzzles, out / "puzzles.parquet")
+        write_lichess_csv(mined.puzzles, settings, out / "puzzles.csv")
         (out / "mining.json").write_text(json.dumps(mined.account, indent=1) + "\n", encoding="utf-8")
     finally:
         lock.release()
@@ -227,7 +230,7 @@ def main(arguments: list[str]) -> None:
     minutes = mined.engine_s / 60
     if minutes > 0:
         print(f"{len(mined.puzzles):,} puzzles in {minutes:,.1f} engine-minutes: {len(mined.puzzles) / minutes:.1f} per minute of one engine")
-    print(f"written to {Path(settings.out) / 'puzzles.parquet'}")
+    print(f"written to {Path(settings.out) / 'puzzles.parquet'} and puzzles.csv")
 
 
 if __name__ == "__main__":

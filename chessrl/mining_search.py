@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import chess
-import chess.engine
 
 from chessrl.engine_labels import ROUNDING, MoveScore, expected_score
 from chessrl.errors import UserError
 from chessrl.puzzle_themes import themes_of_line
-from chessrl.puzzles import BINS, Puzzle, accepted_moves
+from chessrl.puzzles import Puzzle, accepted_moves, rating_bin
+
+LADDER_RATINGS = (400, 2800)  # of the smallest and the largest budget
 
 
 class ScoredMove(NamedTuple):
@@ -66,10 +67,15 @@ class MiningRules:
         """Node budgets, smallest first."""
         return [self.ladder_first << place for place in range((self.ladder_last // self.ladder_first).bit_length())]
 
-    def bin_of(self, nodes: int) -> str:
-        """B0..B5: six equal parts of the ladder. With its 13 default budgets B0 is 16 to 64 nodes, then two budgets each, B5 32,768 and 65,536."""
+    def rating_of(self, nodes: int) -> int:
+        """What a budget stands for on the scale of puzzle ratings: the ladder spread evenly over LADDER_RATINGS.
+
+        By convention, not by measurement: it gives the bins. With the 13 default budgets a step is 200, B0 is 16 to 64 nodes, then every bin two
+        budgets, and B5 is 32,768 and 65,536.
+        """
         ladder = self.ladder()
-        return BINS[len(BINS) * ladder.index(nodes) // len(ladder)]
+        lowest, highest = LADDER_RATINGS
+        return lowest + (highest - lowest) * ladder.index(nodes) // max(1, len(ladder) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ async def _judge(before: chess.Board, game: MinedGame, ply: int, rules: MiningRu
         moves=moves,
         lead=1,
         difficulty=nodes,
-        bin=rules.bin_of(nodes),
+        bin=rating_bin(rules.rating_of(nodes)),
         themes=themes_of_line(fen, moves, best.score),
         history=tuple(move.uci() for move in game.moves[: ply - 1]) if game.start_fen is None else (),
         game=game.id,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import chess
@@ -21,7 +22,8 @@ from chessrl.mining import MiningSettings, mine
 from chessrl.mining_engine import EngineSearch, EngineStart, best_moves
 from chessrl.mining_search import GameResult, MinedGame, MiningRules, ScoredMove, Unscorable, mine_game
 from chessrl.mining_store import MiningStore
-from chessrl.puzzles import load_puzzles
+from chessrl.puzzles import PuzzleFilters, load_puzzles, rating_bin, read_lichess_csv
+from chessrl.sources import ReadReport
 
 RULES = MiningRules(scan_nodes=100, verify_nodes=1000, ladder_first=16, ladder_last=256)
 
@@ -231,9 +233,9 @@ def test_a_position_with_one_legal_move_asks_for_nothing() -> None:
     assert run(mine_game(checked, RULES, oracle)).outcomes["only_one_legal_move"] == 1
 
 
-@pytest.mark.parametrize(("found_from", "nodes", "bin"), [(0, 16, "B0"), (17, 32, "B1"), (100, 128, "B3"), (256, 256, "B4"), (257, None, None)])
+@pytest.mark.parametrize(("found_from", "nodes", "bin"), [(0, 16, "B0"), (17, 32, "B1"), (100, 128, "B4"), (256, 256, "B5"), (257, None, None)])
 def test_difficulty_is_the_smallest_budget_from_which_on_the_move_is_found(found_from: int, nodes: int | None, bin: str | None) -> None:
-    """A ladder of 16, 32, 64, 128, 256: five budgets, the bins in six equal parts."""
+    """A ladder of 16, 32, 64, 128, 256: five budgets, which stand for ratings 400, 1000, .. 2800."""
     rules = MiningRules(scan_nodes=1000, verify_nodes=1000, ladder_first=16, ladder_last=256)
     result = run(mine_game(FORK, rules, Oracle({epd(FORK, 6): [("f3h4", cp(900))]}, {epd(FORK, 6): found_from})))
     if nodes is None:
@@ -279,7 +281,7 @@ def test_a_budget_too_small_for_any_answer_has_not_found_the_move() -> None:
 
 def test_the_default_ladder_maps_to_bins_as_documented() -> None:
     rules = MiningRules()
-    assert {nodes: rules.bin_of(nodes) for nodes in rules.ladder()} == {
+    assert {nodes: rating_bin(rules.rating_of(nodes)) for nodes in rules.ladder()} == {
         **dict.fromkeys((16, 32, 64), "B0"),
         **dict.fromkeys((128, 256), "B1"),
         **dict.fromkeys((512, 1024), "B2"),
@@ -399,6 +401,14 @@ def test_the_account_adds_up_and_workers_change_nothing(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+def test_the_lichess_table_is_read_back_as_the_same_puzzles(tmp_path: Path) -> None:
+    rules = settings(tmp_path / "out")
+    mined = mine(rules).puzzles
+    read = read_lichess_csv(tmp_path / "out" / "puzzles.csv", PuzzleFilters(), ReadReport())
+    assert [replace(puzzle, difficulty=0) for puzzle in read] == [replace(puzzle, difficulty=0) for puzzle in mined]  # bins and histories too
+    assert [puzzle.difficulty for puzzle in read] == [rules.rating_of(puzzle.difficulty) for puzzle in mined]
+
+
 def test_every_mined_line_is_legal_and_asked_of_the_side_to_move(tmp_path: Path) -> None:
     for puzzle in mine(settings(tmp_path / "out")).puzzles:
         board = chess.Board()
@@ -504,4 +514,4 @@ def test_tables_have_the_columns_of_the_puzzle_format(tmp_path: Path) -> None:
     mine(settings(tmp_path / "out", max_games=1))
     frame = pd.read_parquet(tmp_path / "out" / "puzzles.parquet")
     assert {"id", "fen", "moves", "lead", "difficulty", "bin", "themes", "split", "history", "game"} <= set(frame.columns)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"puzzles.parquet", "mining.json", "mining.sqlite"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"puzzles.parquet", "puzzles.csv", "mining.json", "mining.sqlite"}
