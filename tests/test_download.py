@@ -244,7 +244,7 @@ def test_tries_are_bounded(server: Server, tmp_path: Path, pauses: list[float]) 
 
 def test_a_server_that_falls_silent_is_left_and_asked_again(server: Server, tmp_path: Path) -> None:
     server.faults = ["cut 100000 stall"]
-    download(settings(server, tmp_path, timeout_s=0.3))
+    download(settings(server, tmp_path, timeout_s=1.0))
     assert server.ranges == [None, "bytes=100000-"]
     assert_whole(tmp_path)
 
