@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import tables
-from analysis.figures import save_figure
 from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
+from chessrl.figure_style import save_figure
 from chessrl.leaks import leak_label
 
 SHOWN_ROWS = 120  # of a table in the page; the CSV file has them all
