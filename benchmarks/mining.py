@@ -19,7 +19,9 @@ from scipy.stats import spearmanr
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
 from chessrl.mining import MiningSettings, mine
-from chessrl.puzzles import Puzzle, PuzzleFilters, read_lichess_csv
+from chessrl.puzzle_filters import PuzzleFilters
+from chessrl.puzzle_rows import read_lichess_csv
+from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport
 
 

@@ -17,7 +17,9 @@ from chessrl.describe_games import account_table, pgn_sections
 from chessrl.describe_puzzles import puzzle_sections
 from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import save_figure
-from chessrl.puzzles import Puzzle, PuzzleFilters, load_puzzles, read_lichess_csv
+from chessrl.puzzle_filters import PuzzleFilters
+from chessrl.puzzle_rows import read_lichess_csv
+from chessrl.puzzles import Puzzle, load_puzzles
 from chessrl.sources import ReadReport
 
 PUZZLE_TABLE = "puzzles.parquet"

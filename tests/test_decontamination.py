@@ -30,7 +30,9 @@ from chessrl.notation import line_tokens
 from chessrl.pgn_blocks import GameFilters
 from chessrl.pgn_extract import find_pgn_extract
 from chessrl.position_keys import line_keys
-from chessrl.puzzles import SPLITS, Puzzle, PuzzleFilters, read_lichess_csv
+from chessrl.puzzle_filters import PuzzleFilters
+from chessrl.puzzle_rows import read_lichess_csv
+from chessrl.puzzles import SPLITS, Puzzle
 from chessrl.sources import ReadReport
 from tests import tiny
 

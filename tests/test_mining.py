@@ -22,7 +22,9 @@ from chessrl.mining import MiningSettings, mine
 from chessrl.mining_engine import EngineSearch, EngineStart, best_moves
 from chessrl.mining_search import GameResult, MinedGame, MiningRules, ScoredMove, Unscorable, mine_game
 from chessrl.mining_store import MiningStore
-from chessrl.puzzles import PuzzleFilters, load_puzzles, rating_bin, read_lichess_csv
+from chessrl.puzzle_filters import PuzzleFilters
+from chessrl.puzzle_rows import read_lichess_csv
+from chessrl.puzzles import load_puzzles, rating_bin
 from chessrl.sources import ReadReport
 
 RULES = MiningRules(scan_nodes=100, verify_nodes=1000, ladder_first=16, ladder_last=256)
