@@ -18,7 +18,7 @@ from chessrl.notation import BOS, EOS, REFERENCE_SIZE
 from chessrl.sources import WHERE_TO_GET, HashedFile, SourceDamage, check_source, read_pieces
 
 STANDARD_INPUT = "-"
-BLOCK_BYTES = 4 << 20  # of text, or tokens: some thousand games, whose arrays fit a core's share of memory
+BLOCK_BYTES = 4 << 20  # of text, or of tokens as uint32: some thousand games, a few hundred MB of arrays for a moment
 MOST_BYTES = 64 << 20  # without the start of a game: no PGN
 
 PGN, TOKENS = "pgn", "tokens"  # kinds of blocks
@@ -47,7 +47,7 @@ class Source:
 
         Raises SourceDamage for a truncated or damaged .zst, after the blocks that were read whole; UserError for any other fault.
         """
-        return self._token_blocks(block_bytes) if self.kind == TOKENS else self._pgn_blocks(block_bytes)
+        return self._token_blocks(block_bytes // 4) if self.kind == TOKENS else self._pgn_blocks(block_bytes)
 
     # -- text --
 
