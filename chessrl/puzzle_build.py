@@ -20,7 +20,7 @@ from chessrl.config import Config, EngineConfig
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError, make_folder
 from chessrl.lichess_api import GAMES_PER_REQUEST, LichessApi, fetch_games
-from chessrl.puzzle_history import SourceGame, find_games, with_histories
+from chessrl.puzzle_history import GameIds, SourceGame, find_games, with_histories
 from chessrl.puzzle_rows import PuzzleRows, puzzle_of_row, read_rows
 from chessrl.puzzle_settings import PuzzleSettings
 from chessrl.puzzle_splits import NO_POOL, POOL_OF_SLICE, POOLS, Registry, draw_splits, even_quotas, mirror_all, quotas
@@ -54,7 +54,7 @@ def build_puzzles(settings: PuzzleSettings) -> tuple[list[Puzzle], dict[str, Any
         find_stockfish(settings.engine_path)  # one that is missing is said now and not after the draw
     rows = read_rows(settings.sources, settings.filters(), settings.seed, reading)
     early = bool(settings.corpus_until or settings.require_history)  # then the draw depends on the games; else they are looked for after it
-    games = find_games(settings.games, _game_ids(rows), searching) if settings.games and early else {}
+    games = find_games(settings.games, GameIds(rows.table["game"]), searching) if settings.games and early else {}
     _enter_dates(rows, games)
     fetched = _look_for_recent(rows, settings) if settings.test_recent and settings.lichess_api else {}
     pools = _pools(rows, settings, games)
@@ -169,10 +169,6 @@ def _recent(rows: PuzzleRows, settings: PuzzleSettings) -> np.ndarray:
 
 def _available(rows: PuzzleRows, pools: np.ndarray, pool: str) -> Counter[str]:
     return Counter(map(rating_bin, rows.ratings[pools == POOLS.index(pool)].tolist()))
-
-
-def _game_ids(rows: PuzzleRows) -> set[str]:
-    return set(rows.table["game"].unique().to_pylist()) - {""}
 
 
 def _enter_dates(rows: PuzzleRows, games: dict[str, SourceGame]) -> None:

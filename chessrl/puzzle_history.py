@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chess
 import chess.pgn
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from chessrl.puzzles import Puzzle
@@ -68,7 +71,21 @@ def _ply_of(fen: str) -> int:
 # ---- PGN files --------------------------------------------------------------------------------------------------------------------------
 
 
-def find_games(sources: Iterable[Path | str], wanted: Set[str], report: ReadReport) -> dict[str, SourceGame]:
+class GameIds:
+    """A set of Lichess game ids (8 letters and digits) in 8 bytes each: a set of 5 million strings takes more than a gigabyte."""
+
+    def __init__(self, ids: pa.ChunkedArray):
+        chunks = [chunk.filter(pc.equal(pc.binary_length(chunk), 8)).cast(pa.binary()).cast(pa.binary(8)) for chunk in ids.chunks]
+        parts = [np.frombuffer(chunk.buffers()[1], ">u8", len(chunk), 8 * chunk.offset) for chunk in chunks if len(chunk)]
+        self._sorted = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]).astype(np.uint64))
+
+    def __contains__(self, identifier: str) -> bool:
+        key = np.uint64(int.from_bytes(identifier.encode(), "big") if len(identifier) == 8 else 0)
+        place = int(np.searchsorted(self._sorted, key))
+        return place < len(self._sorted) and self._sorted[place] == key
+
+
+def find_games(sources: Iterable[Path | str], wanted: Container[str], report: ReadReport) -> dict[str, SourceGame]:
     """The games of .pgn and .pgn.zst files whose Lichess id is in ``wanted``, streamed; the first of an id counts.
 
     The id stands in the Site header, as the dumps have it, or in GameId. ``report`` counts games: kept, ``not_wanted``, ``no_game_id`` and
@@ -93,21 +110,22 @@ def find_games(sources: Iterable[Path | str], wanted: Set[str], report: ReadRepo
     return found
 
 
-def _games_of_file(path: Path, wanted: Set[str], report: ReadReport) -> Iterator[tuple[str, SourceGame | None]]:
+def _games_of_file(path: Path, wanted: Container[str], report: ReadReport) -> Iterator[tuple[str, SourceGame | None]]:
     """(id, empty where it has none; the game where it is wanted) of every game of a file."""
     identifier, date = "", 0
     movetext: list[bytes] = []
-    in_headers = in_game = False
+    in_headers = in_game = is_wanted = False
     for line in read_lines(path, report):
         header = _HEADER.match(line) if line.startswith(b"[") else None
         if header is None:
-            in_headers = False
-            if identifier in wanted:
+            if in_headers:
+                in_headers, is_wanted = False, identifier in wanted
+            if is_wanted:
                 movetext.append(line)
             continue
         if not in_headers:
             if in_game:
-                yield identifier, _game(identifier, wanted, movetext, date)
+                yield identifier, SourceGame(_text(movetext), date) if is_wanted else None
             identifier, date, movetext = "", 0, []
             in_headers = in_game = True
         name, value = header.groups()
@@ -117,11 +135,11 @@ def _games_of_file(path: Path, wanted: Set[str], report: ReadReport) -> Iterator
             match = _DATE.fullmatch(value)
             date = int(b"".join(match.groups())) if match else date
     if in_game:
-        yield identifier, _game(identifier, wanted, movetext, date)
+        yield identifier, SourceGame(_text(movetext), date) if identifier in wanted else None
 
 
-def _game(identifier: str, wanted: Set[str], movetext: Sequence[bytes], date: int) -> SourceGame | None:
-    return SourceGame(b"\n".join(movetext).decode("utf-8", "replace").strip(), date) if identifier in wanted else None
+def _text(lines: list[bytes]) -> str:
+    return b"\n".join(lines).decode("utf-8", "replace").strip()
 
 
 # ---- puzzles ----------------------------------------------------------------------------------------------------------------------------

@@ -152,6 +152,15 @@ def test_tries_are_bounded_and_what_was_fetched_stays(server, waits, tmp_path):
     assert server.requests[-1] == IDS[4:8], "the first batch is not asked for again"
 
 
+def test_a_game_that_no_whole_answer_left_out_twice_is_not_taken_for_missing(server, waits, tmp_path):
+    server.missing = {IDS[1]}
+    server.script = [server.answer, 503, 503]
+    with pytest.raises(UserError, match="503"):
+        fetch_games(IDS[:4], tmp_path / "games.sqlite", LichessApi(server.url, tries=2))
+    server.missing = set()
+    assert set(fetch_games(IDS[:4], tmp_path / "games.sqlite", LichessApi(server.url))) == set(IDS[:4])
+
+
 def test_a_server_that_says_nothing_is_given_up(server, waits, tmp_path):
     hold = threading.Event()
     server.script = [lambda ids: ((hold.wait(5) and {}) or {}, b"")] * 2

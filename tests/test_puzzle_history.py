@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import string
+
 import chess
+import pyarrow as pa
 import pytest
 
 from chessrl.errors import UserError
-from chessrl.puzzle_history import SourceGame, find_games, history_of, with_histories
+from chessrl.puzzle_history import GameIds, SourceGame, find_games, history_of, with_histories
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.sources import ReadReport, zstd
 
@@ -117,6 +121,18 @@ def test_games_are_found_by_id_and_every_game_is_counted(tmp_path, end):
     assert report.read == PGN.count("[Event") == report.kept + sum(report.dropped.values())
     assert report.dropped == {"no_game_id": 1, "not_wanted": 1, "duplicate_game": 1}
     assert history_of(games["bbbbbbbb"].movetext, OPENING.fen(), "f7f6") == OPENING_MOVES
+
+
+def test_the_compact_set_of_ids_is_a_set():
+    draw = random.Random(2)
+    letters = string.ascii_letters + string.digits
+    ids = ["".join(draw.choices(letters, k=8)) for _ in range(2000)]
+    arrays = [pa.array(["", *ids[:700]]).slice(1), pa.array([ids[700], "", "short"]), pa.array([], pa.string()), pa.array(ids[701:1000])]
+    given = pa.chunked_array(arrays)
+    compact = GameIds(given)
+    assert [one in compact for one in ids] == [True] * 1000 + [False] * 1000
+    assert not any(one in compact for one in ("", "short", ids[0] + "x", "zzzzzzzz"))
+    assert "aaaaaaaa" not in GameIds(pa.chunked_array([pa.array([], pa.string())]))
 
 
 def test_a_missing_pgn_file_is_one_line(tmp_path):
