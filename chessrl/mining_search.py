@@ -142,7 +142,7 @@ async def _judge(before: chess.Board, game: MinedGame, ply: int, rules: MiningRu
     best = answers[0]
     if not _is_error((await search(before, rules.verify_nodes, 1))[0].score, best.score, rules.drop):
         return "no_error_on_a_second_look"
-    line = await _follow(asked, answers, rules, search)
+    line, last_score = await _follow(asked, answers, rules, search)
     takes_back = before.is_capture(error) and best.move.to_square == error.to_square
     if takes_back and len(line) == 1 and not rules.keep_recaptures:
         return "only_a_recapture"
@@ -158,7 +158,7 @@ async def _judge(before: chess.Board, game: MinedGame, ply: int, rules: MiningRu
         lead=1,
         difficulty=nodes,
         bin=rating_bin(rules.rating_of(nodes)),
-        themes=themes_of_line(fen, moves, best.score),
+        themes=themes_of_line(fen, moves, last_score),
         history=tuple(move.uci() for move in game.moves[: ply - 1]) if game.start_fen is None else (),
         game=game.id,
     )
@@ -174,11 +174,17 @@ def _is_clear(answers: Sequence[ScoredMove], margin: float) -> bool:
     return expected_score(best) - expected_score(second) >= margin - ROUNDING
 
 
-async def _follow(asked: chess.Board, answers: list[ScoredMove], rules: MiningRules, search: Search) -> list[chess.Move]:
-    """Solver move, reply, solver move...: while the solver's best is clear, the position new and the line short enough; ends with the solver."""
+async def _follow(
+    asked: chess.Board, answers: list[ScoredMove], rules: MiningRules, search: Search
+) -> tuple[list[chess.Move], MoveScore]:
+    """Solver move, reply, solver move...: while the solver's best is clear, the position new and the line short enough; ends with the solver.
+
+    Also the score of the last solver move.
+    """
     board = asked.copy(stack=False)
     line = [answers[0].move]
     last_choice = 1  # length of the line up to the last solver move with an alternative: what is forced after it asks for nothing
+    last_score = answers[0].score
     seen = {board.epd()}
     while True:
         board.push(line[-1])
@@ -194,8 +200,8 @@ async def _follow(asked: chess.Board, answers: list[ScoredMove], rules: MiningRu
             break
         line += [reply, answers[0].move]
         if len(answers) > 1:
-            last_choice = len(line)
-    return line if board.is_checkmate() and board.turn != asked.turn else line[:last_choice]
+            last_choice, last_score = len(line), answers[0].score
+    return line if board.is_checkmate() and board.turn != asked.turn else line[:last_choice], last_score
 
 
 async def _difficulty(asked: chess.Board, line: Sequence[chess.Move], rules: MiningRules, search: Search) -> int | None:

@@ -12,8 +12,10 @@ import chess
 from chessrl.engine_labels import MoveScore
 from chessrl.phases import phase_of
 
-CRUSHING_CENTIPAWNS = 600  # above: crushing; above ADVANTAGE_CENTIPAWNS: advantage; else equality
-ADVANTAGE_CENTIPAWNS = 200
+# Lichess says crushing above 600 and advantage above 200 centipawns, else equality. Its engines count 208 units to the pawn, as Stockfish did before
+# 15.1, which counts 361: the same scores are 346 and 115 there. Later versions are close to it.
+CRUSHING_CENTIPAWNS = round(600 * 208 / 361)
+ADVANTAGE_CENTIPAWNS = round(200 * 208 / 361)
 PIECE_VALUES = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9, chess.KING: 0}
 _SLIDERS = (chess.BISHOP, chess.ROOK, chess.QUEEN)
 _LENGTHS = {1: "oneMove", 2: "short", 3: "long"}  # by solver moves
@@ -23,7 +25,7 @@ _LONGEST_NAMED_MATE = 5
 def themes_of_line(fen: str, moves: Sequence[str], score: MoveScore | None) -> tuple[str, ...]:
     """Themes of a line in alphabetical order: ``moves`` (UCI) from ``fen``, the opponent's error first, the solver's move last.
 
-    ``score`` is the best move's in the position asked, for the solver; None leaves ``crushing``, ``advantage`` and ``equality`` out.
+    ``score`` is the best move's in the last position asked, for the solver; None leaves ``crushing``, ``advantage`` and ``equality`` out.
     """
     boards = [chess.Board(fen)]
     played = []

@@ -62,10 +62,10 @@ def test_material_is_counted_from_a_side() -> None:
 @pytest.mark.parametrize(
     ("score", "theme"),
     [
-        (MoveScore(cp=601), "crushing"),
-        (MoveScore(cp=600), "advantage"),
-        (MoveScore(cp=201), "advantage"),
-        (MoveScore(cp=200), "equality"),
+        (MoveScore(cp=347), "crushing"),  # 602 in units of 208 to the pawn
+        (MoveScore(cp=346), "advantage"),
+        (MoveScore(cp=116), "advantage"),  # 201
+        (MoveScore(cp=115), "equality"),
         (MoveScore(mate=9), "crushing"),
         (None, None),
     ],
