@@ -151,12 +151,17 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, vocabulary) of right-padded sequences (B, T): causal attention needs no mask for padding on the right."""
-        return self._run(tokens, None)
+        return self.logits(self.states(tokens))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of the trunk's last states (..., hidden)."""
+        with self._autocast():
+            return self.lm_head(states)
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache]:
         """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the left-padded cache."""
         kept: list[tuple[Tensor, Tensor]] = []
-        logits = self._run(tokens, kept)
+        logits = self.logits(self.states(tokens, kept))
         batch, length = tokens.shape
         start = length - lengths
         slots = (torch.arange(length, device=tokens.device)[None] - start[:, None]).clamp(min=0)  # slot -> position, any where padded
@@ -166,7 +171,8 @@ class Transformer(nn.Module):
         last = logits[torch.arange(batch, device=tokens.device), lengths - 1]
         return last, KVCache(keys, values, start, length)
 
-    def _run(self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None) -> Tensor:
+    def states(self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        """The trunk's last states (B, T, hidden) of right-padded sequences (B, T); ``kept`` takes each layer's keys and values."""
         cos, sin = rotary_tables(torch.arange(tokens.shape[1], device=tokens.device), self.config.head_dim)
         with self._autocast():
             x = self.model.embed_tokens(tokens)
@@ -176,7 +182,7 @@ class Transformer(nn.Module):
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
                 if kept is not None:
                     kept.append((k, v))
-            return self.lm_head(self.model.norm(x))
+            return self.model.norm(x)
 
     def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
