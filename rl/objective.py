@@ -85,7 +85,7 @@ def _pass_at_k(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
             continue
         sigma = math.sqrt(mean * (1 - mean))
         others = math.comb(wrong - 1, pass_k - 1) / math.comb(n - 1, pass_k - 1)
-        advantages[row] = torch.where(rewards[row] == 1, (1 - mean) / sigma, (1 - mean - others) / sigma)
+        advantages[row] = rewards[row] * ((1 - mean) / sigma) + (1 - rewards[row]) * ((1 - mean - others) / sigma)
     return torch.where(told, advantages, 0.0)
 
 
