@@ -17,7 +17,7 @@ from rl.rewards import Labels
 
 
 class MajorityLabels:
-    """Labels of puzzles by their place in the environment, a function of (policy, seed, puzzle) alone, so that a resumed run finds the same.
+    """Labels of puzzles by their place in the environment, a function of (policy, seed, puzzle) alone.
 
     Only legal answers vote; a tie goes to the answer that came first.
     """
@@ -39,6 +39,13 @@ class MajorityLabels:
             known=torch.tensor([label is not None for label in found], device=device),
             right=torch.tensor([label is not None and label[1] for label in found], device=device),
         )
+
+    def state_dict(self) -> dict[int, tuple[int, bool] | None]:
+        """The labels found so far."""
+        return dict(self.known)
+
+    def load_state_dict(self, known: dict[int, tuple[int, bool] | None]) -> None:
+        self.known = dict(known)
 
     def _find(self, puzzles: Sequence[int]) -> None:
         """Each process samples some of the puzzles, and all learn all labels."""

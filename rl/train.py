@@ -102,6 +102,7 @@ def train(run: Run) -> None:
         build_optimizer(learner, settings.optimizer),
         value_head=learner.value_head,
         reference=reference if algorithm.reference_period else None,
+        labels=scorer.labels,
     )
     if resumed := run.resume():
         state.load(resumed)

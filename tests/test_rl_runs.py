@@ -163,9 +163,8 @@ def test_what_is_sampled_and_not_trained_on_costs_2n_a_token(tiny_runs, tmp_path
 
 MOVING = {
     "value head and moving reference": ["algorithm=ppo", "algorithm.reference_period=2", "algorithm.reference_resets_optimizer=true"],
-    "dynamic sampling and labels": [
-        *("algorithm=dapo", "algorithm.minibatches=2", "reward=majority", "reward.label_samples=4", "+reward.weights.format=0.5"),
-    ],
+    "dynamic sampling": ["algorithm=dapo", "algorithm.minibatches=2"],
+    "labels": ["reward=majority", "reward.label_samples=4"],  # what they cost is counted once
     "greedy baseline and random reward": ["algorithm=remax", "reward=random"],
 }
 
