@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from chessrl.config import AlgorithmConfig
+from chessrl.config_check import CHOICES
 from chessrl.errors import UserError
 from rl.credit import assign, discounted_returns, generalised_advantages, whitened
-from rl.objective import group_advantages, token_terms
+from rl.objective import ADVANTAGES, RATIOS, group_advantages, token_terms
 from rl.sampling import constant_groups
 from tests.toy_policy import PROMPT, VOCABULARY, ToyPolicy, nearby, sequence_logprobs
 
@@ -38,6 +39,12 @@ def expected_gradient(parameters: Tensor, rewards: Tensor, group: int, advantage
 
 def gradient_of(value: Tensor, parameters: Tensor) -> Tensor:
     return torch.autograd.grad(value, parameters)[0]
+
+
+def test_every_part_that_a_key_may_name_exists_and_no_other():
+    """A misspelt name must be refused before anything is trained: ``chessrl`` holds the names, which it cannot ask of a stage."""
+    assert set(CHOICES["algorithm.advantage"]) == set(ADVANTAGES) | {"whitened_returns", "gae"}
+    assert set(CHOICES["algorithm.ratio"]) == set(RATIOS)
 
 
 # ---- advantages -------------------------------------------------------------------------------------------------------------------------
