@@ -56,21 +56,24 @@ class Panel:
     from_zero: bool = False
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing function that uses our style, whatever matplotlib's settings are."""
+
     @wraps(draw)
-    def styled(*arguments, **keywords) -> Figure:
+    def with_style(*arguments, **keywords) -> Figure:
         with matplotlib.rc_context(STYLE):
             return draw(*arguments, **keywords)
 
-    return styled
+    return with_style
 
 
-def _palette(colours: int) -> list:
+def palette(colours: int) -> list:
     """Colour-blind-safe for up to ten series, an ordered map beyond."""
     return seaborn.color_palette("colorblind", colours) if colours <= 10 else seaborn.color_palette("viridis", colours)
 
 
-def _axes_grid(panels: int, columns: int, row_inches: float) -> tuple[Figure, list[Axes]]:
+def axes_grid(panels: int, columns: int, row_inches: float) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, row by row, and their axes."""
     rows = -(-panels // columns)
     figure = Figure(figsize=(WIDTH_INCHES * (0.62 if columns == 1 else 1.0), row_inches * rows), dpi=DOTS_PER_INCH, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
@@ -91,16 +94,16 @@ def drawable(table: pd.DataFrame, panels: Sequence[Panel]) -> list[Panel]:
     return [panel for panel in present if panel.metrics]
 
 
-@_styled
+@styled
 def curves_figure(table: pd.DataFrame, panels: Sequence[Panel], x: str) -> Figure:
     """Metrics over `x` ("step" or "tokens") from a `curves_table`; the running mean over the pale logged values.
 
     One run: a colour per metric. Several: a colour per run, a dash pattern per metric.
     """
     policies = list(dict.fromkeys(table["policy"]))
-    figure, grid = _axes_grid(len(panels), min(3, len(panels)), 2.35)
+    figure, grid = axes_grid(len(panels), min(3, len(panels)), 2.35)
     for axes, panel in zip(grid, panels):
-        colours = _palette(len(policies) if len(policies) > 1 else len(panel.metrics))
+        colours = palette(len(policies) if len(policies) > 1 else len(panel.metrics))
         for place, (metric, name) in enumerate(panel.metrics.items()):
             for number, policy in enumerate(policies):
                 curve = table[(table["policy"] == policy) & (table["metric"] == metric)]
@@ -118,8 +121,8 @@ def curves_figure(table: pd.DataFrame, panels: Sequence[Panel], x: str) -> Figur
             black = [Line2D([], [], color="black", linestyle=DASHES[place % len(DASHES)], label=name) for place, name in names]
             _legend_above(axes, black if len(policies) > 1 else None)
     if len(policies) > 1:
-        lines = [Line2D([], [], color=colour) for colour in _palette(len(policies))]
-        _series_legend(figure, lines, policies, "lower")
+        lines = [Line2D([], [], color=colour) for colour in palette(len(policies))]
+        series_legend(figure, lines, policies, "lower")
     return figure
 
 
@@ -132,12 +135,12 @@ def _draw_curve(axes: Axes, x: pd.Series, curve: pd.DataFrame, colour, dash, nam
     axes.plot(x, curve["smoothed"], color=colour, linestyle=dash, label=name, marker=shown, markersize=3.5, **over_frame)
 
 
-@_styled
+@styled
 def passk_figure(table: pd.DataFrame) -> Figure:
     """pass@k over k (log2 axis) with 95 % bands: all puzzles first, then one panel per bin; one line per policy."""
     bins, policies = list(dict.fromkeys(table["bin"])), list(dict.fromkeys(table["policy"]))
-    colours = _palette(len(policies))
-    figure, grid = _axes_grid(len(bins), min(4, len(bins)), 2.0)
+    colours = palette(len(policies))
+    figure, grid = axes_grid(len(bins), min(4, len(bins)), 2.0)
     for axes, name in zip(grid, bins):
         for number, policy in enumerate(policies):
             curve = table[(table["bin"] == name) & (table["policy"] == policy)].sort_values("k")
@@ -154,7 +157,7 @@ def passk_figure(table: pd.DataFrame) -> Figure:
         axes.set_xlabel("samples k")
     for axes in grid[:: min(4, len(bins))]:
         axes.set_ylabel("pass@k")
-    _series_legend(figure, *grid[0].get_legend_handles_labels(), "upper")
+    series_legend(figure, *grid[0].get_legend_handles_labels(), "upper")
     return figure
 
 
@@ -171,25 +174,25 @@ def _percent_axis(axes: Axes, highest: float) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _series_legend(figure: Figure, handles: Sequence, names: Sequence[str], place: str) -> None:
+def series_legend(figure: Figure, handles: Sequence, names: Sequence[str], place: str) -> None:
     """One legend for the whole figure, outside its axes; the figure grows by the legend's rows."""
     columns = max(1, min(len(names), 6, 108 // (max(len(name) for name in names) + 6)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(names) // columns))
     figure.legend(handles, names, loc=f"outside {place} center", ncols=columns)
 
 
-@_styled
+@styled
 def bars_figure(table: pd.DataFrame, value: str, label: str, group: str) -> Figure:
     """Grouped bars per bin ("all" set apart on the left), one colour per `group` value, with 95 % intervals.
 
     table: bin, `group`, `value`, ci_low, ci_high.
     """
     bins, groups = list(dict.fromkeys(table["bin"])), list(dict.fromkeys(table[group]))
-    figure, (axes,) = _axes_grid(1, 1, 2.9)
+    figure, (axes,) = axes_grid(1, 1, 2.9)
     figure.set_figwidth(WIDTH_INCHES)
     places = np.arange(len(bins), dtype=float) + np.array([0.0 if name == "all" else 0.3 for name in bins])
     width = 0.8 / len(groups)
-    for number, (name, colour) in enumerate(zip(groups, _palette(len(groups)))):
+    for number, (name, colour) in enumerate(zip(groups, palette(len(groups)))):
         rows = table[table[group] == name].set_index("bin").reindex(bins)
         at = places + (number - (len(groups) - 1) / 2) * width
         errors = np.stack([rows[value] - rows["ci_low"], rows["ci_high"] - rows[value]]).clip(min=0)
@@ -202,18 +205,18 @@ def bars_figure(table: pd.DataFrame, value: str, label: str, group: str) -> Figu
     _percent_axis(axes, table["ci_high"].max())
     axes.set_ylabel(label)
     axes.set_xlabel("difficulty bin")
-    _series_legend(figure, *axes.get_legend_handles_labels(), "upper")
+    series_legend(figure, *axes.get_legend_handles_labels(), "upper")
     return figure
 
 
-@_styled
+@styled
 def failures_figure(table: pd.DataFrame) -> Figure:
     """Outcomes of all samples as one stacked bar per policy, from a `failures_table`."""
     policies = list(dict.fromkeys(table["policy"]))
     wide = table.pivot(index="policy", columns="outcome", values="share").loc[policies]
     outcomes = [name for name in ("solved", *FAILURES) if name in wide]
     colours = dict(zip(("solved", *FAILURES), ["#029e73", "#bdbdbd", "#d55e00", "#cc78bc", "#0173b2", "#ece133"]))
-    figure, (axes,) = _axes_grid(1, 1, 1.1 + 0.42 * len(policies))
+    figure, (axes,) = axes_grid(1, 1, 1.1 + 0.42 * len(policies))
     figure.set_figwidth(WIDTH_INCHES)
     left = np.zeros(len(policies))
     for outcome in outcomes:
@@ -230,17 +233,17 @@ def failures_figure(table: pd.DataFrame) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
-    _series_legend(figure, *axes.get_legend_handles_labels(), "upper")
+    series_legend(figure, *axes.get_legend_handles_labels(), "upper")
     return figure
 
 
-@_styled
+@styled
 def comparisons_figure(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
     """Paired differences per bin with 95 % intervals, one panel per pair of policies, one marker per k of `ks`."""
     pairs = list(table[["a", "b"]].drop_duplicates().itertuples(index=False, name=None))
     bins = list(dict.fromkeys(table["bin"]))
-    figure, grid = _axes_grid(len(pairs), min(3, len(pairs)), 1.1 + 0.3 * len(bins))
-    colours = _palette(len(ks))
+    figure, grid = axes_grid(len(pairs), min(3, len(pairs)), 1.1 + 0.3 * len(bins))
+    colours = palette(len(ks))
     for axes, (a, b) in zip(grid, pairs):
         axes.axvline(0, color="#444444", linewidth=0.8)
         for number, k in enumerate(ks):
@@ -255,7 +258,7 @@ def comparisons_figure(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
         axes.set_title(f"{b}{chr(10) if len(a) + len(b) > 24 else ' '}− {a}")
         axes.set_xlabel("difference of pass@k (points)")
-    _series_legend(figure, *grid[0].get_legend_handles_labels(), "upper")
+    series_legend(figure, *grid[0].get_legend_handles_labels(), "upper")
     return figure
 
 

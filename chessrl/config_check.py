@@ -24,6 +24,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
     "engine.mode": ("depth", "searchmoves"),
+    "tabular.study": ("train", "clip_bias", "success_recursion"),
+    "tabular.prior": ("dirichlet", "zipf", "peaked"),
+    "tabular.reward": ("solving", "random", "noisy", "systematic", "wrong"),
     **{f"{stage}.optimizer.schedule": ("cosine", "constant", "wsd") for stage in ("pretrain", "sft", "rl")},
     **{f"{stage}.optimizer.lr_rule": ("fixed", "size") for stage in ("pretrain", "sft", "rl")},
 }
@@ -86,6 +89,20 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "algorithm.beta": (0, None),
     "algorithm.epochs": (1, None),
     "algorithm.minibatches": (1, None),
+    "tabular.puzzles": (1, None),
+    "tabular.moves": (2, None),
+    "tabular.concentration": (1e-3, None),
+    "tabular.top": (1e-6, 0.999999),
+    "tabular.gamma": (0, 1),
+    "tabular.true_positive": (0, 1),
+    "tabular.false_positive": (0, 1),
+    "tabular.groups": (1, None),
+    "tabular.steps": (1, None),
+    "tabular.lr": (0, None),
+    "tabular.smoothing": (0, None),
+    "tabular.inner_steps": (1, None),
+    "tabular.inner_rate": (1e-9, None),
+    "tabular.lowest": (0, 1),
     "engine.depth": (1, None),
     "engine.nodes": (1, None),
     "engine.delta": (0, 1),
@@ -118,6 +135,16 @@ ORDERED = (  # the first is at most the second
     ("sft.trace.continuations_min", "sft.trace.continuations_max"),
     ("sft.trace.length_min", "sft.trace.length_max"),
 )
+# Lists of at least one value, each in its range or among its choices
+LISTS: dict[str, tuple[float, float] | tuple[str, ...]] = {
+    "tabular.ks": (1, math.inf),
+    "tabular.tops": (1e-6, 0.999999),
+    "tabular.clips": (0, 1),
+    "tabular.updates": (1, math.inf),
+    "tabular.rates": (0, math.inf),
+    "tabular.betas": (1e-6, math.inf),
+    "tabular.variants": ("std", "groups", "no_std", "mirror", "forward_kl"),
+}
 VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 
 
@@ -131,6 +158,12 @@ def check_values(config: Config) -> None:
         value = value_of(config, path)
         if not value >= low or (high is not None and value > high) or value == float("inf"):  # "not >=": nan compares false
             raise UserError(f"{path}={value}: expected {f'from {low:g} to {high:g}' if high is not None else f'at least {low:g}'}")
+    for path, allowed in LISTS.items():
+        values = value_of(config, path)
+        choices = isinstance(allowed[0], str)
+        if not values or not all(value in allowed if choices else allowed[0] <= value <= allowed[1] for value in values):
+            wanted = f"out of {', '.join(allowed)}" if choices else f"from {allowed[0]:g} to {allowed[1]:g}"
+            raise UserError(f"{path}={values}: expected at least one value, each {wanted}")
     for path in OPTIONAL_COUNTS:
         value = value_of(config, path)
         if value is not None and value < 1:

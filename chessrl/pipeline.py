@@ -28,6 +28,7 @@ from chessrl.signals import die_with_parent, stop_signals
 from chessrl.world import puzzle_table
 
 STAGES = ("pretrain", "sft", "rl")
+TABULAR = "tabular"  # python -m rl.tabular, which needs none of them
 ENGINE_PUZZLES = 200  # of the engine-verified evaluation: labels of all moves cost about a tenth of a second a position
 
 
@@ -43,6 +44,8 @@ class StageFailed(UserError):
 
 def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     """Carry the whole pipeline out; finished parts are skipped by the stages themselves."""
+    if config.pipeline.stages == [TABULAR]:
+        return run_tabular(config, overrides)
     unknown = [stage for stage in config.pipeline.stages if stage not in STAGES]
     if unknown or not config.pipeline.stages or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")
@@ -94,6 +97,21 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         progress.unlink(missing_ok=True)
     elapsed = time.monotonic() - start
     print(f"\npipeline finished in {elapsed // 60:.0f} min {elapsed % 60:02.0f} s", flush=True)
+    return 0
+
+
+def run_tabular(config: Config, overrides: Sequence[str]) -> int:
+    """A pipeline of tables: the run and its report."""
+
+    def call(module: str, *extra: str) -> Path | None:
+        command = [sys.executable, "-m", module, *overrides, *extra]
+        print(f"\n{shlex.join(['python', *command[1:]])}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            return run_child(command, Path(folder) / "directory")
+
+    directory = call("rl.tabular", "run.wait=true")
+    if config.pipeline.report:
+        call("analysis", f"runs=[{quoted(directory)}]")
     return 0
 
 
