@@ -173,6 +173,17 @@ class RewardConfig:
 
 
 @dataclass
+class CurriculumConfig:
+    """Which puzzles RL takes and in which order, by how well the policy that it starts from solves them."""
+
+    measured: str = ""  # an evaluation folder of the rl split, or a .csv or .parquet file of puzzle and exact p; empty: no curriculum
+    pass_rate_min: float = 0.0  # puzzles that are solved less often are left out, and counted
+    pass_rate_max: float = 1.0
+    tiers: list[str] = field(default_factory=list)  # restrict to these tiers (easy, medium, hard, frontier, beyond); empty: all
+    order: str = "shuffled"  # shuffled, or easy_to_hard: tier after tier, each for an equal share of the steps
+
+
+@dataclass
 class RlConfig:
     """The RL loop: sampling, verification, update."""
 
@@ -190,6 +201,7 @@ class RlConfig:
     validation_puzzles: int = 256
     validation_samples: int = 4  # of each, for pass@1
     save_steps: list[int] = field(default_factory=list)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig, metadata={"identity": "neutral"})
     seed: int = 0  # samples
     data_seed: int = 0  # order of puzzles
 

@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
     "engine.mode": ("depth", "searchmoves"),
+    "rl.curriculum.order": ("shuffled", "easy_to_hard"),
     "tabular.study": ("train", "clip_bias", "success_recursion"),
     "tabular.prior": ("dirichlet", "zipf", "peaked"),
     "tabular.reward": ("solving", "random", "noisy", "systematic", "wrong"),
@@ -89,6 +90,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "algorithm.beta": (0, None),
     "algorithm.epochs": (1, None),
     "algorithm.minibatches": (1, None),
+    "rl.curriculum.pass_rate_min": (0, 1),
+    "rl.curriculum.pass_rate_max": (0, 1),
     "tabular.puzzles": (1, None),
     "tabular.moves": (2, None),
     "tabular.concentration": (1e-3, None),
@@ -134,6 +137,7 @@ ORDERED = (  # the first is at most the second
     ("world.min_elo", "world.max_elo"),
     ("sft.trace.continuations_min", "sft.trace.continuations_max"),
     ("sft.trace.length_min", "sft.trace.length_max"),
+    ("rl.curriculum.pass_rate_min", "rl.curriculum.pass_rate_max"),
 )
 # Lists of at least one value, each in its range or among its choices
 LISTS: dict[str, tuple[float, float] | tuple[str, ...]] = {

@@ -4,16 +4,22 @@ After Cai et al., arXiv 2606.22317 (science.md section 5): with n = 256 samples 
 easy 1, medium 2-8, hard 9-32, frontier 33-256, beyond: none. With an exact success probability p: easy from 1/2, medium from 1/8, hard from 1/32,
 frontier from 1/256, beyond below. Their claim that training solves what the base could not needs the null that they leave out: 256 fresh samples
 of the base solve some of those puzzles too.
+
+``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION]`` prints the tiers of one policy, how puzzles moved to another's,
+and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError
 from chessrl.theory_weights import pass_at_k_objective
 
@@ -50,6 +56,45 @@ def tiers_of_samples(samples: pd.DataFrame, column: str = "solved") -> pd.DataFr
     index = np.where(first == 0, len(TIERS) - 1, (first[:, None] > np.array(LAST_FIRST_SUCCESS)).sum(1))
     table = {"puzzle": solved.index, "pass_rate": matrix.mean(1), "first_success": first, "tier": np.array(TIERS, object)[index]}
     return pd.DataFrame(table).reset_index(drop=True)
+
+
+def read_measured(path: Path, tiers: bool = True) -> pd.DataFrame:
+    """puzzle, pass_rate and, with ``tiers``, tier and first_success (0 where p is exact), of an evaluation folder or of exact probabilities.
+
+    A folder holds ``samples.parquet``; a .csv or .parquet file the columns puzzle and p. Without ``tiers`` any number of samples will do. Raises
+    UserError naming the file and what is wrong with it.
+    """
+    if path.is_dir():
+        file = path / "samples.parquet"
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; expected the evaluation folder of a policy, or a .csv or .parquet file of puzzle and p")
+        samples = pd.read_parquet(file, columns=["puzzle", "sample", "solved"])
+        if tiers:
+            return tiers_of_samples(samples)
+        return samples.groupby("puzzle")["solved"].mean().rename("pass_rate").reset_index()
+    if not path.is_file() or path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path}: expected an evaluation folder, or a .csv or .parquet file of puzzle and p")
+    table = pd.read_csv(path, dtype={"puzzle": str}, keep_default_na=False) if path.suffix == ".csv" else pd.read_parquet(path)
+    missing = [name for name in ("puzzle", "p") if name not in table.columns]
+    if missing:
+        raise UserError(f"{path}: column {missing[0]} is missing, expected puzzle and p")
+    p = pd.to_numeric(table["p"], errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~((p >= 0) & (p <= 1 + 1e-9)))
+    if len(wrong):
+        raise UserError(f"{path}: row {wrong[0] + 1}: p={table['p'].iloc[wrong[0]]}: expected a probability from 0 to 1")
+    if table["puzzle"].duplicated().any():
+        raise UserError(f"{path}: puzzle {table['puzzle'][table['puzzle'].duplicated()].iloc[0]} is given more than once; expected a row per puzzle")
+    return pd.DataFrame({"puzzle": table["puzzle"].astype(str), "pass_rate": p, "first_success": 0, "tier": tiers_of_probabilities(p)})
+
+
+def boundary_puzzles(measured: pd.DataFrame, count: int) -> list[str]:
+    """Up to ``count`` puzzles on each side of what the policy can solve: frontier ones solved last, and beyond ones of the highest rate.
+
+    measured: of ``read_measured``. From samples all beyond puzzles have rate 0, and the first by name are taken; exact p ranks them.
+    """
+    frontier = measured[measured["tier"] == "frontier"].sort_values(["pass_rate", "first_success", "puzzle"], ascending=[True, False, True])
+    beyond = measured[measured["tier"] == "beyond"].sort_values(["pass_rate", "puzzle"], ascending=[False, True])
+    return [*frontier["puzzle"].head(count), *beyond["puzzle"].head(count)]
 
 
 def migration_table(before: pd.Series, after: pd.Series) -> pd.DataFrame:
@@ -124,3 +169,40 @@ def tier_counts(tiers: Sequence[str]) -> dict[str, int]:
     """Puzzles of each tier, all five in order."""
     found = pd.Series(list(tiers)).value_counts()
     return {tier: int(found.get(tier, 0)) for tier in TIERS}
+
+
+# ---- command ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Evaluation folders, or files of puzzle and exact p: a policy, a later one, and the first policy sampled again."""
+
+    before: str
+    after: str = ""
+    fresh: str = ""
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse_settings(TierSettings, arguments)
+    before = read_measured(Path(settings.before))
+    print("tiers: " + ", ".join(f"{tier} {count:,}" for tier, count in tier_counts(before["tier"]).items()))
+    if not settings.after:
+        return
+    after = read_measured(Path(settings.after))
+    print(migration_table(before.set_index("puzzle")["tier"], after.set_index("puzzle")["tier"]).to_string())
+    if Path(settings.before).is_file() and Path(settings.after).is_file():
+        pair = before.set_index("puzzle")["pass_rate"], after.set_index("puzzle")["pass_rate"].reindex(before["puzzle"])
+        unsolved, null = expected_null(pair[0].to_numpy())
+        print(f"p from below to at least 1/{SAMPLES}: {expanded(pair[0].to_numpy(), pair[1].to_numpy()):,} puzzles")
+        print(f"the null of {SAMPLES} samples: of {unsolved:.1f} unsolved puzzles the start policy would solve {null:.1f} with fresh ones")
+    elif settings.fresh:
+        found = newly_solved(before, after, read_measured(Path(settings.fresh)))
+        null = f"{found.null:g} ({found.null_share:.1%})"
+        print(f"newly solved: {found.solved:,} of {found.unsolved:,} ({found.share:.1%}); by the start policy's fresh samples {null}")
+    else:
+        print("newly solved: give fresh=, an evaluation of the first policy with another seed, for without its null the number says nothing")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

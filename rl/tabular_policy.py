@@ -21,7 +21,7 @@ from chessrl.theory_weights import pass_at_k_objective
 
 PADDING = -1e9  # finite: 0 x PADDING is 0, where 0 x -inf would be nan in the KL and in its gradient
 FLOOR = 1e-12  # of probabilities that a table gives as 0: a softmax has none
-COLUMNS = ("puzzle", "decision", "trace", "moves", "logprobs", "solution")
+COLUMNS = ("puzzle", "decision", "trace", "moves", "logprobs", "solving")  # of chessrl.policy.POLICY_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def move_table(
         if len(names) < 2 or len(values) != len(names) or not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
             raise UserError(f"puzzle {name}: expected at least 2 moves with a probability each, found {len(names)} moves, {len(values)} values")
         if not places or min(places) < 0 or max(places) >= len(names):
-            raise UserError(f"puzzle {name}: solution {list(places)}: expected places among its {len(names)} moves")
+            raise UserError(f"puzzle {name}: solving moves {list(places)}: expected places among its {len(names)} moves")
         values = np.maximum(values, FLOOR)
         logprobs[number, : len(names)] = np.log(values / values.sum())
         solved[number, list(places)] = True
@@ -74,8 +74,8 @@ def read_policy(path: Path) -> tuple[MoveTable, dict[str, int]]:
     """The first decisions of a ``policy.parquet``, and what was left out, by reason.
 
     Columns: puzzle, decision (0 is the first), trace (several rows are averaged: the marginal policy), moves and logprobs (lists over the legal
-    moves; normalised within each trace), solution (the place of the solving move, or a list of places). Positions with one legal move have
-    nothing to learn. Raises UserError naming the file and what is missing.
+    moves; normalised within each trace), solving (list of the places of solving moves). Positions with one legal move, or with solving moves
+    alone, have nothing to learn. Raises UserError naming the file and what is missing.
     """
     if not path.is_file():
         raise UserError(f"tabular.policy={path}: no such file; give a policy.parquet, or leave the key empty for a made-up prior")
@@ -88,15 +88,15 @@ def read_policy(path: Path) -> tuple[MoveTable, dict[str, int]]:
         raise UserError(f"{path}: column {missing[0]} is missing, expected {', '.join(COLUMNS)}; measure the policy again")
     rows = pd.read_parquet(path, columns=list(COLUMNS))
     first = rows[rows["decision"] == 0]
-    left_out = {"later decisions": len(rows) - len(first), "one legal move": 0, "no solving move": 0}
+    left_out = {"later decisions": len(rows) - len(first), "one legal move": 0, "every move solves": 0}
     names, moves, probabilities, solving = [], [], [], []
     for name, traces in first.groupby("puzzle", sort=True):
         legal = list(traces["moves"].iloc[0])
         if any(list(other) != legal for other in traces["moves"]):
             raise UserError(f"{path}: puzzle {name}: its traces list different moves; measure the policy again")
-        places = np.atleast_1d(traces["solution"].iloc[0]).astype(int).tolist()
-        if len(legal) < 2 or not places or min(places) < 0:
-            left_out["one legal move" if len(legal) < 2 else "no solving move"] += 1
+        places = sorted(map(int, traces["solving"].iloc[0]))
+        if len(places) == len(legal):
+            left_out["one legal move" if len(legal) == 1 else "every move solves"] += 1
             continue
         scores = np.stack(list(traces["logprobs"])).astype(np.float64)
         policies = np.exp(scores - scores.max(1, keepdims=True))
@@ -117,7 +117,7 @@ def write_policy(path: Path, table: MoveTable, logits: Tensor) -> None:
         "trace": 0,
         "moves": [list(moves) for moves in table.moves],
         "logprobs": [row[:count] for row, count in zip(logprobs, counts)],
-        "solution": [np.flatnonzero(row) for row in table.solving.numpy()],
+        "solving": [np.flatnonzero(row) for row in table.solving.numpy()],
     }
     pd.DataFrame(rows).to_parquet(path, compression="zstd", index=False)
 

@@ -88,28 +88,28 @@ def test_a_policy_table_survives_the_file(tmp_path):
 
 def test_traces_are_averaged_and_what_cannot_learn_is_counted(tmp_path):
     rows = [
-        {"puzzle": "a", "decision": 0, "trace": 0, "moves": ["x", "y"], "logprobs": np.log([0.1, 0.3]), "solution": 1},  # not normalised
-        {"puzzle": "a", "decision": 0, "trace": 1, "moves": ["x", "y"], "logprobs": np.log([0.5, 0.5]), "solution": 1},
-        {"puzzle": "a", "decision": 1, "trace": 0, "moves": ["u", "v"], "logprobs": np.log([0.5, 0.5]), "solution": 0},
-        {"puzzle": "b", "decision": 0, "trace": 0, "moves": ["x"], "logprobs": np.log([1.0]), "solution": 0},
-        {"puzzle": "c", "decision": 0, "trace": 0, "moves": ["x", "y"], "logprobs": np.log([0.5, 0.5]), "solution": -1},
+        {"puzzle": "a", "decision": 0, "trace": 0, "moves": ["x", "y"], "logprobs": np.log([0.1, 0.3]), "solving": [1]},  # not normalised
+        {"puzzle": "a", "decision": 0, "trace": 1, "moves": ["x", "y"], "logprobs": np.log([0.5, 0.5]), "solving": [1]},
+        {"puzzle": "a", "decision": 1, "trace": 0, "moves": ["u", "v"], "logprobs": np.log([0.5, 0.5]), "solving": [0]},
+        {"puzzle": "b", "decision": 0, "trace": 0, "moves": ["x"], "logprobs": np.log([1.0]), "solving": [0]},
+        {"puzzle": "c", "decision": 0, "trace": 0, "moves": ["x", "y"], "logprobs": np.log([0.5, 0.5]), "solving": [0, 1]},
     ]
     pd.DataFrame(rows).to_parquet(tmp_path / "policy.parquet")
     table, left_out = read_policy(tmp_path / "policy.parquet")
-    assert table.puzzles == ("a",) and left_out == {"later decisions": 1, "one legal move": 1, "no solving move": 1}
+    assert table.puzzles == ("a",) and left_out == {"later decisions": 1, "one legal move": 1, "every move solves": 1}
     assert table.logprobs.exp().tolist() == [pytest.approx([(0.25 + 0.5) / 2, (0.75 + 0.5) / 2])]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.drop(columns="solution"), "column solution is missing"),
-        (lambda table: table.assign(solution=7), "puzzle a: solution .7.: expected places among its 2 moves"),
+        (lambda table: table.drop(columns="solving"), "column solving is missing"),
+        (lambda table: table.assign(solving=[[7]]), "puzzle a: solving moves .7.: expected places among its 2 moves"),
         (lambda table: table.assign(logprobs=[[0.0, 1.0, 2.0]]), "puzzle a: expected at least 2 moves with a probability each"),
     ],
 )
 def test_a_damaged_policy_file_is_named(tmp_path, change, message):
-    whole = pd.DataFrame({"puzzle": ["a"], "decision": 0, "trace": 0, "moves": [["x", "y"]], "logprobs": [[-1.0, -1.0]], "solution": 1})
+    whole = pd.DataFrame({"puzzle": ["a"], "decision": 0, "trace": 0, "moves": [["x", "y"]], "logprobs": [[-1.0, -1.0]], "solving": [1]})
     change(whole).to_parquet(tmp_path / "policy.parquet")
     with pytest.raises(UserError, match=message):
         read_policy(tmp_path / "policy.parquet")
