@@ -109,7 +109,7 @@ def test_traces_are_averaged_and_what_cannot_learn_is_counted(tmp_path):
     ],
 )
 def test_a_damaged_policy_file_is_named(tmp_path, change, message):
-    whole = pd.DataFrame({"puzzle": ["a"], "decision": 0, "trace": 0, "moves": [["x", "y"]], "logprobs": [[-1.0, -1.0]], "solving": [1]})
+    whole = pd.DataFrame({"puzzle": ["a"], "decision": 0, "trace": 0, "moves": [["x", "y"]], "logprobs": [[-1.0, -1.0]], "solving": [[1]]})
     change(whole).to_parquet(tmp_path / "policy.parquet")
     with pytest.raises(UserError, match=message):
         read_policy(tmp_path / "policy.parquet")
