@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import DASHES, MARKERS, axes_grid, palette, series_legend, styled
+from analysis.figures import DASHES, MARKERS, WIDTH_INCHES, axes_grid, palette, series_legend, styled
 from analysis.sections import Section
 from chessrl.errors import UserError
 
@@ -78,6 +78,7 @@ def success_figure(table: pd.DataFrame) -> Figure:
     """Success over steps, one colour per group of puzzles; dashed: predicted."""
     groups = list(dict.fromkeys(table["group"]))
     figure, (axes,) = axes_grid(1, 1, 2.9)
+    figure.set_figwidth(WIDTH_INCHES)  # five names stand in the legend
     for colour, group in zip(palette(len(groups)), groups):
         rows = table[table["group"] == group]
         axes.plot(rows["step"], rows["measured"], color=colour)
@@ -112,21 +113,37 @@ def passk_steps_figure(measured: pd.DataFrame) -> Figure:
 
 
 def _clip_sections(run: Path, table: pd.DataFrame, suffix: str, notes: tuple[str, ...]) -> list[Section]:
+    clipped = table[table["clip"].notna()]
+    active = clipped[clipped.groupby(["updates", "lr"])["top_clip_effect"].transform("any")]
+    never = sorted(set(clipped["updates"]) - set(active["updates"]))
+    notes += tuple(f"M = {updates}: the effect is exactly 0 throughout, so it has no panel." for updates in never)
     return [
         Section(
             f"clip_bias{suffix}", "What clipping does under random reward",
             "Change of the likeliest move's probability after all rollouts with the clip, less that without it, paired by seed (the first rollout "
-            "draws the same samples), means with 95 % intervals. Reward is a coin toss. Dotted: 1 / (1 + eps), from where on the window's "
-            "upper edge cannot be reached. Predicted: nothing at M = 1, where the policy is the sampler; else up for likely moves.",
-            "clip_bias.csv", table, clip_figure(table), notes,
+            "draws the same samples), means with 95 % intervals. The reward is random. Dotted: 1 / (1 + eps), from where on the window's upper "
+            "edge cannot be reached. Predicted: nothing at M = 1, where the policy is the sampler; else up where the policy is peaked.",
+            "clip_bias.csv", table, clip_figure(active) if len(active) else None, notes + sign_changes(active),
         )
     ]  # fmt: skip
 
 
+def sign_changes(clipped: pd.DataFrame) -> tuple[str, ...]:
+    """For every (M, lr, eps) the top probability at which the clip's effect turns from below to above 0, by linear interpolation."""
+    found = []
+    for (updates, rate, clip), rows in clipped.groupby(["updates", "lr", "clip"]):
+        rows = rows.sort_values("top_probability")
+        x, y = rows["top_probability"].to_numpy(), rows["top_clip_effect"].to_numpy()
+        turns = np.flatnonzero((y[:-1] < 0) & (y[1:] > 0))
+        places = ", ".join(f"{x[at] - y[at] * (x[at + 1] - x[at]) / (y[at + 1] - y[at]):.2f}" for at in turns)
+        if places:
+            found.append(f"M = {updates}, lr = {rate:g}, eps = {clip:g}: {places} (1 / (1 + eps) = {1 / (1 + clip):.2f})")
+    return ("The effect turns from negative to positive at: " + "; ".join(found) + ".",) if found else ()
+
+
 @styled
-def clip_figure(table: pd.DataFrame) -> Figure:
+def clip_figure(clipped: pd.DataFrame) -> Figure:
     """The clip's paired effect over the start's top probability; a panel per (M, lr), a colour per eps."""
-    clipped = table[table["clip"].notna()]
     cells = list(clipped[["updates", "lr"]].drop_duplicates().itertuples(index=False, name=None))
     clips = sorted(clipped["clip"].unique())
     figure, grid = axes_grid(len(cells), min(2, len(cells)), 2.3)
@@ -137,8 +154,6 @@ def clip_figure(table: pd.DataFrame) -> Figure:
             style = {"color": colour, "marker": marker, "markersize": 3.5, "elinewidth": 0.9, "label": f"eps = {clip:g}"}
             axes.errorbar(rows["top_probability"], rows["top_clip_effect"], yerr=Z_95 * rows["top_clip_effect_se"], **style)
             axes.axvline(1 / (1 + clip), color=colour, linestyle=":", linewidth=0.9)
-        if not clipped[(clipped["updates"] == updates) & (clipped["lr"] == rate)]["top_clip_effect"].any():
-            axes.set_ylim(-0.01, 0.01)  # all exactly 0: an automatic axis would show rounding
         axes.set_title(f"M = {updates} updates per rollout, lr = {rate:g}")
         axes.set_xlabel("likeliest move's probability at the start")
     for axes in grid[:: min(2, len(cells))]:

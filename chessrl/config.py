@@ -227,9 +227,9 @@ class TabularConfig:
     lr: float = 2.0  # of plain gradient steps on the logits, each puzzle's loss being the mean over its samples
     ks: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 1024, 10**4, 10**5, 10**6])  # pass@k, exact
     # clip_bias: its grid, every combination paired with the same samples unclipped
-    tops: list[float] = field(default_factory=lambda: [0.1, 0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95])
+    tops: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
     clips: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.4])  # eps, on both sides
-    updates: list[int] = field(default_factory=lambda: [1, 8])  # M updates per rollout
+    updates: list[int] = field(default_factory=lambda: [1, 2, 8])  # M updates per rollout
     rates: list[float] = field(default_factory=lambda: [0.5, 2.0])
     # success_recursion: its grid, and the inner maximisation
     betas: list[float] = field(default_factory=lambda: [1.0, 2.0, 5.0, 10.0])

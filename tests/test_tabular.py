@@ -14,9 +14,14 @@ import pytest
 import torch
 
 from analysis.report import run_tabular_analysis
-from chessrl.config import AlgorithmConfig
+from analysis.tabular import sign_changes
+from chessrl.config import AlgorithmConfig, ModelConfig
+from chessrl.endgame import PACK, PUZZLES_FILE
 from chessrl.errors import UserError
 from chessrl.launch import compose
+from chessrl.model import build_model
+from chessrl.policy import measure_policy
+from chessrl.puzzles import load_puzzles
 from chessrl.run import Run
 from chessrl.signals import Interrupted
 from chessrl.theory import next_success, noisy_gap
@@ -98,6 +103,22 @@ def test_traces_are_averaged_and_what_cannot_learn_is_counted(tmp_path):
     table, left_out = read_policy(tmp_path / "policy.parquet")
     assert table.puzzles == ("a",) and left_out == {"later decisions": 1, "one legal move": 1, "every move solves": 1}
     assert table.logprobs.exp().tolist() == [pytest.approx([(0.25 + 0.5) / 2, (0.75 + 0.5) / 2])]
+
+
+def test_a_networks_measured_policy_is_read(tmp_path):
+    """The file as ``chessrl.policy`` makes it: probabilities over the legal moves alone, of every puzzle with a choice."""
+    model = build_model(ModelConfig("tiny", layers=1, hidden=16, ffn=16, heads=1, kv_heads=1, head_dim=16), seed=0)
+    puzzles = load_puzzles(PACK / PUZZLES_FILE, "test", ["B1"])[:8]
+    measured = measure_policy(model, puzzles, "snapshot", "answer")
+    measured.to_parquet(tmp_path / "policy.parquet")
+    table, _ = read_policy(tmp_path / "policy.parquet")
+    assert table.puzzles == tuple(sorted(puzzle.id for puzzle in puzzles))
+    rows = measured[measured["decision"] == 0].set_index("puzzle")
+    for number, name in enumerate(table.puzzles):
+        probabilities = np.exp(rows.at[name, "logprobs"].astype(float))
+        expected = probabilities[list(rows.at[name, "solving"])].sum() / probabilities.sum()
+        assert success(table.logprobs, table.solving)[number].item() == pytest.approx(expected, rel=1e-6)
+        assert table.moves[number] == rows.at[name, "moves"]
 
 
 @pytest.mark.parametrize(
@@ -380,6 +401,13 @@ def test_changes_under_random_reward_with_and_without_clip():
         first, entropies = walk(table, 2.0, **arm)
         assert first.mean().item() == pytest.approx(change, abs=3 * 2**0.5 * error)
         assert spread is None or entropies.mean().item() == pytest.approx(spread, abs=0.06)
+
+
+def test_where_the_clips_effect_turns_is_interpolated():
+    rows = {"updates": 8, "lr": 2.0, "clip": 0.25, "top_probability": [0.9, 0.1, 0.5], "top_clip_effect": [0.2, -0.2, -0.1]}
+    (text,) = sign_changes(pd.DataFrame(rows))
+    assert "M = 8, lr = 2, eps = 0.25: 0.63 (1 / (1 + eps) = 0.80)" in text  # .5 + .4 / 3
+    assert sign_changes(pd.DataFrame(rows | {"top_clip_effect": [0.2, 0.1, 0.1]})) == ()
 
 
 def test_one_update_per_rollout_never_reaches_the_clip():
