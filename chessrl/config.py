@@ -207,41 +207,6 @@ class RlConfig:
 
 
 @dataclass
-class TabularConfig:
-    """Policies as tables, one softmax per puzzle over its moves: what the objective does without a network (``python -m rl.tabular``)."""
-
-    study: str = "train"  # train (one run), clip_bias (map of the clip's effect under random reward), success_recursion (theory and measurement)
-    policy: str = ""  # a policy.parquet to start from, its first decisions; empty: the prior below
-    prior: str = "dirichlet"  # dirichlet (drawn), zipf (1 / rank), peaked (first move top, the others equal)
-    puzzles: int = 1000  # of the prior
-    moves: int = 30  # of each of them
-    concentration: float = 0.15  # of the Dirichlet
-    top: float = 0.85
-    reward: str = "solving"  # solving, random (gamma), noisy (random flips), systematic (fixed errors), wrong (the likeliest wrong move)
-    gamma: float = 0.5
-    true_positive: float = 1.0  # of the noisy and the systematic verifier: how often it accepts a solving move
-    false_positive: float = 0.0  # ... and another one
-    exact: bool = False  # along the expected gradient of one update, instead of sampled groups
-    groups: int = 8  # groups per puzzle and step
-    steps: int = 15
-    lr: float = 2.0  # of plain gradient steps on the logits, each puzzle's loss being the mean over its samples
-    ks: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 1024, 10**4, 10**5, 10**6])  # pass@k, exact
-    # clip_bias: its grid, every combination paired with the same samples unclipped
-    tops: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
-    clips: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.4])  # eps, on both sides
-    updates: list[int] = field(default_factory=lambda: [1, 2, 8])  # M updates per rollout
-    rates: list[float] = field(default_factory=lambda: [0.5, 2.0])
-    # success_recursion: its grid, and the inner maximisation
-    betas: list[float] = field(default_factory=lambda: [1.0, 2.0, 5.0, 10.0])
-    variants: list[str] = field(default_factory=lambda: ["std", "groups", "no_std", "mirror", "forward_kl"])
-    smoothing: float = 1e-5  # under the root of the std
-    inner_steps: int = 1000  # updates of one inner maximisation, by Adam
-    inner_rate: float = 0.1
-    lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
-    seed: int = 0  # prior and samples
-
-
-@dataclass
 class EngineConfig:
     """Stockfish: where it is and how a position's moves are scored."""
 
@@ -289,6 +254,41 @@ class BudgetConfig:
 
 
 @dataclass
+class TabularConfig:
+    """Policies as tables, one softmax per puzzle over its moves: what the objective does without a network (``python -m rl.tabular``)."""
+
+    study: str = "train"  # train (one run), clip_bias (map of the clip's effect under random reward), success_recursion (theory and measurement)
+    policy: str = ""  # a policy.parquet to start from, its first decisions; empty: the prior below
+    prior: str = "dirichlet"  # dirichlet (drawn), zipf (1 / rank), peaked (first move top, the others equal)
+    puzzles: int = 1000  # of the prior
+    moves: int = 30  # of each of them
+    concentration: float = 0.15  # of the Dirichlet
+    top: float = 0.85
+    reward: str = "solving"  # solving, random (gamma), noisy (random flips), systematic (fixed errors), wrong (the likeliest wrong move)
+    gamma: float = 0.5
+    true_positive: float = 1.0  # of the noisy and the systematic verifier: how often it accepts a solving move
+    false_positive: float = 0.0  # ... and another one
+    exact: bool = False  # along the expected gradient of one update, instead of sampled groups
+    groups: int = 8  # groups per puzzle and step
+    steps: int = 15
+    lr: float = 2.0  # of plain gradient steps on the logits, each puzzle's loss being the mean over its samples
+    ks: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 1024, 10**4, 10**5, 10**6])  # pass@k, exact
+    # clip_bias: its grid, every combination paired with the same samples unclipped
+    tops: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
+    clips: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.4])  # eps, on both sides
+    updates: list[int] = field(default_factory=lambda: [1, 2, 8])  # M updates per rollout
+    rates: list[float] = field(default_factory=lambda: [0.5, 2.0])
+    # success_recursion: its grid, and the inner maximisation
+    betas: list[float] = field(default_factory=lambda: [1.0, 2.0, 5.0, 10.0])
+    variants: list[str] = field(default_factory=lambda: ["std", "groups", "no_std", "mirror", "forward_kl"])
+    smoothing: float = 1e-5  # under the root of the std
+    inner_steps: int = 1000  # updates of one inner maximisation, by Adam
+    inner_rate: float = 0.1
+    lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
+    seed: int = 0  # prior and samples
+
+
+@dataclass
 class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""
 
@@ -309,10 +309,10 @@ class Config:
     rl: RlConfig = field(default_factory=RlConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    tabular: TabularConfig = field(default_factory=TabularConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    tabular: TabularConfig = field(default_factory=TabularConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
