@@ -22,6 +22,7 @@ from chessrl.config import BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
 from chessrl.model import Cost
+from chessrl.pipeline import TABULAR
 from chessrl.run import digest, read_summary
 
 COMMANDS = {"pretrain": ["pretrain"], "sft": ["sft"], "rl": ["rl"]}  # what each trains; the pipeline: pipeline.stages
@@ -106,6 +107,8 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
     stages = COMMANDS.get(command, config.pipeline.stages)
     sequence = expected_sequence_tokens(config)
     try:
+        if TABULAR in stages:
+            raise UserError("there is no estimate for tables, which have no model")
         if config.parent:
             parent = read_summary(Path(config.parent))
             config.model = ModelConfig(**parent["model"])

@@ -16,6 +16,7 @@ import torch
 from analysis.report import run_tabular_analysis
 from analysis.tabular import sign_changes
 from chessrl.config import AlgorithmConfig, ModelConfig
+from chessrl.dry_run import print_costs
 from chessrl.endgame import PACK, PUZZLES_FILE
 from chessrl.errors import UserError
 from chessrl.launch import compose
@@ -27,6 +28,7 @@ from chessrl.signals import Interrupted
 from chessrl.theory import next_success, noisy_gap
 from chessrl.theory_weights import group_weight
 from rl import tabular
+from rl.objective import token_terms
 from rl.tabular_policy import PADDING, entropy, kl, measures, move_table, prior, read_policy, success, write_policy
 from rl.tabular_studies import clip_bias_rows, predicted_success, random_walk
 from rl.tabular_update import (
@@ -234,6 +236,19 @@ def test_sampled_steps_average_to_the_expected_step():
         errors = changes.std(0) / len(changes) ** 0.5
         assert ((changes.mean(0) - expected[0]).abs() < 4 * errors).all()
         assert (expected[0].abs() > 10 * errors).all(), "an effect to be seen"
+
+
+def test_the_k3_loss_has_the_gradient_of_the_forward_kl():
+    """science.md 1.1 [D] (i): on policy, the mean of k3's gradient over all moves is that of KL(ref || pi), not of KL(pi || ref)."""
+    generator = np.random.default_rng(0)
+    leaf = torch.tensor(generator.normal(size=(1, 6)), requires_grad=True)
+    reference = torch.log_softmax(torch.tensor(generator.normal(size=(1, 6))), 1)
+    logprobs = torch.log_softmax(leaf, 1).T  # every move once, as an episode of one token
+    terms = token_terms(logprobs, logprobs.detach(), reference.T, torch.zeros_like(logprobs), replace(GRPO, beta=1.0))
+    (found,) = torch.autograd.grad((logprobs.detach().exp() * terms.loss).sum(), leaf, retain_graph=True)
+    forward, reverse = (torch.autograd.grad(kl(*pair).sum(), leaf)[0] for pair in ((reference, leaf), (leaf, reference)))
+    torch.testing.assert_close(found, forward, rtol=0, atol=1e-12)
+    assert (found - reverse).abs().max() > 0.01
 
 
 def test_advantages_by_count_are_the_theorys():
@@ -497,6 +512,11 @@ def test_what_cannot_be_carried_out_is_refused_before_it_starts(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             start(tmp_path, *overrides)
+
+
+def test_a_dry_run_of_tables_is_refused_in_one_line(capsys):
+    assert print_costs("chessrl", ["experiment=clip_bias"], compose, {}) == 2
+    assert "no estimate for tables" in capsys.readouterr().out
 
 
 def test_every_tabular_experiment_composes_and_says_which_stage_it_is():
