@@ -420,9 +420,11 @@ def test_changes_under_random_reward_with_and_without_clip():
 
 def test_where_the_clips_effect_turns_is_interpolated():
     rows = {"updates": 8, "lr": 2.0, "clip": 0.25, "top_probability": [0.9, 0.1, 0.5], "top_clip_effect": [0.2, -0.2, -0.1]}
+    rows["top_clip_effect_se"] = 0.01
     (text,) = sign_changes(pd.DataFrame(rows))
     assert "M = 8, lr = 2, eps = 0.25: 0.63 (1 / (1 + eps) = 0.80)" in text  # .5 + .4 / 3
     assert sign_changes(pd.DataFrame(rows | {"top_clip_effect": [0.2, 0.1, 0.1]})) == ()
+    assert sign_changes(pd.DataFrame(rows | {"top_clip_effect_se": 0.11})) == (), "no turn where the negative side is noise"
 
 
 def test_one_update_per_rollout_never_reaches_the_clip():
@@ -435,7 +437,11 @@ def test_one_update_per_rollout_never_reaches_the_clip():
 
 SMALL = {
     "train": ["tabular.puzzles=40", "tabular.steps=4", "tabular.groups=2", "algorithm.group=4"],
-    "clip_bias": ["experiment=clip_bias", "tabular.puzzles=20", "tabular.steps=2", "tabular.tops=[0.5,0.9]", "tabular.clips=[0.2]"],
+    # enough that the clip's effect is beyond its interval: only then has it a figure
+    "clip_bias": [
+        *("experiment=clip_bias", "tabular.puzzles=150", "tabular.steps=6", "tabular.tops=[0.7,0.85]", "tabular.clips=[0.2]"),
+        *("tabular.updates=[8]", "tabular.rates=[2]"),
+    ],
     "success_recursion": ["experiment=success_recursion", "tabular.puzzles=40", "tabular.steps=2", "tabular.inner_steps=5", "tabular.betas=[5]"],
 }
 
