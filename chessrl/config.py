@@ -288,6 +288,9 @@ class TabularConfig:
     seed: int = 0  # prior and samples
 
 
+TABULAR = "tabular"  # a pipeline of this stage alone is python -m rl.tabular and its report
+
+
 @dataclass
 class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""

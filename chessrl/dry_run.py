@@ -18,11 +18,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_steps
-from chessrl.config import BudgetConfig, Config, ModelConfig
+from chessrl.config import TABULAR, BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
 from chessrl.model import Cost
-from chessrl.pipeline import TABULAR
 from chessrl.run import digest, read_summary
 
 COMMANDS = {"pretrain": ["pretrain"], "sft": ["sft"], "rl": ["rl"]}  # what each trains; the pipeline: pipeline.stages
