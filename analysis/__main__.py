@@ -8,14 +8,19 @@ from chessrl.launch import launch
 
 
 def work(config: Config) -> int:
-    from analysis.report import run_analysis  # pandas and seaborn are imported only when there is work: --help stays quick
+    from analysis.report import run_analysis, run_tabular_analysis  # seaborn is imported only when there is work: --help stays quick
+    from analysis.tabular import is_tabular
 
     if not config.runs:
         raise UserError('runs is empty: give run directories, such as "runs=[outputs/pretrain-0123456789ab,outputs/sft-0123456789ab]"')
     from chessrl.run import digest
 
     out = Path(config.outputs) / f"analysis-{digest(sorted(Path(run).name for run in config.runs))}"
-    analysis = run_analysis([Path(run) for run in config.runs], out)
+    runs = [Path(run) for run in config.runs]
+    tabular = [is_tabular(run) for run in runs]
+    if any(tabular) and not all(tabular):
+        raise UserError("runs: tabular runs and runs of the stages have nothing in common to draw; name the one kind or the other")
+    analysis = run_tabular_analysis(runs, out) if all(tabular) else run_analysis(runs, out)
     print(f"{analysis.terminal}\n\nreport: {analysis.report}", flush=True)
     return 0
 

@@ -12,12 +12,17 @@ import pandas as pd
 from analysis import tables
 from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
+from analysis.tabular import tabular_sections
 from chessrl.figure_style import save_figure
 from chessrl.leaks import leak_label
 
 SHOWN_ROWS = 120  # of a table in the page; the CSV file has them all
 READABLE_PIXELS_PER_INCH = 80  # below it the text of a figure is too small to read: on a narrow screen the figure scrolls instead
-STUDY = "https://arxiv.org/abs/2607.16097"
+INTRODUCTION = (
+    "From pretraining to supervised fine-tuning to reinforcement learning on chess puzzles, after "
+    '<a href="https://arxiv.org/abs/2607.16097">Shen et al., Understanding Reasoning from Pretraining to Post-Training</a>.'
+)
+TABULAR_INTRODUCTION = "Reinforcement learning of policies as tables, one softmax per puzzle over its moves: what the objective does by itself."
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -41,8 +46,7 @@ pre {{ white-space: pre-wrap; }} table {{ font-size: 7pt; }} .figure, .table {{ 
 </head>
 <body>
 <h1>{title}</h1>
-<p>From pretraining to supervised fine-tuning to reinforcement learning on chess puzzles, after
-<a href="{study}">Shen et al., Understanding Reasoning from Pretraining to Post-Training</a>. Made by <code>{command}</code>.</p>
+<p>{introduction} Made by <code>{command}</code>.</p>
 {warning}<nav>{contents}</nav>
 {sections}
 <section id="configurations"><h2>Configurations</h2><p>The resolved configuration of every run.</p>
@@ -69,26 +73,43 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     read = read_runs(runs)
     selection = tables.select_evaluations(read)
     sections = build_sections(read, selection, seed)
-    (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for kind in ("passk", "rates"):
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
-    command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
     leaked = leak_lines(read)
+    report = _write_page(sections, out, runs, INTRODUCTION, [_configuration(run.label, run.run_id, run.config) for run in read], leaked)
+    passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
+    return Analysis(report, "\n".join([*leaked, tables.terminal_table(passk, rates)]))
+
+
+def run_tabular_analysis(runs: Sequence[Path], out: Path) -> Analysis:
+    """The same of tabular runs, which have no model and no evaluations."""
+    sections = tabular_sections(runs)
+    configurations = [_configuration("tabular", run.name, (run / "config.yaml").read_text(encoding="utf-8")) for run in runs]
+    report = _write_page(sections, out, runs, TABULAR_INTRODUCTION, configurations)
+    return Analysis(report, "\n".join(f"{section.title}: {out / 'figures' / section.name}.png" for section in sections))
+
+
+def _write_page(
+    sections: Sequence[Section], out: Path, runs: Sequence[Path], introduction: str, configurations: Sequence[str], warnings: Sequence[str] = ()
+) -> Path:
+    """Write the sections' files and the page that holds them all; its path."""
+    for folder in ("figures", "tables"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
     blocks = [_section_block(section, out, command) for section in sections]
     page = PAGE.format(
         title="chessrl report",
-        study=STUDY,
+        introduction=introduction,
         command=escape(command),
-        warning="".join(f'<p style="border: 2px solid #b00; padding: .4rem .6rem">{escape(line)}</p>\n' for line in leaked),
+        warning="".join(f'<p style="border: 2px solid #b00; padding: .4rem .6rem">{escape(line)}</p>\n' for line in warnings),
         contents="".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in sections),
         sections="\n".join(blocks),
-        configurations="\n".join(_configuration(run) for run in read),
+        configurations="\n".join(configurations),
     )
     report = out / "report.html"
     report.write_text(page, encoding="utf-8")
-    passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
-    return Analysis(report, "\n".join([*leaked, tables.terminal_table(passk, rates)]))
+    return report
 
 
 def leak_lines(runs: Sequence[Run]) -> list[str]:
@@ -155,5 +176,5 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _configuration(run: Run) -> str:
-    return f"<details><summary>{escape(run.label)}: {escape(run.run_id)}</summary><pre>{escape(run.config)}</pre></details>"
+def _configuration(label: str, run_id: str, config: str) -> str:
+    return f"<details><summary>{escape(label)}: {escape(run_id)}</summary><pre>{escape(config)}</pre></details>"

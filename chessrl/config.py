@@ -218,6 +218,17 @@ class RewardConfig:
 
 
 @dataclass
+class CurriculumConfig:
+    """Which puzzles RL takes and in which order, by how well the policy that it starts from solves them."""
+
+    measured: str = ""  # an evaluation folder of the rl split, or a .csv or .parquet file of puzzle and exact p; empty: no curriculum
+    pass_rate_min: float = 0.0  # puzzles that are solved less often are left out, and counted
+    pass_rate_max: float = 1.0
+    tiers: list[str] = field(default_factory=list)  # restrict to these tiers (easy, medium, hard, frontier, beyond); empty: all
+    order: str = "shuffled"  # shuffled, or easy_to_hard: tier after tier, each for an equal share of the steps
+
+
+@dataclass
 class RlConfig:
     """The RL loop: sampling, verification, update."""
 
@@ -235,6 +246,7 @@ class RlConfig:
     validation_puzzles: int = 256
     validation_samples: int = 4  # of each, for pass@1
     save_steps: list[int] = field(default_factory=list)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig, metadata={"identity": "neutral"})
     seed: int = 0  # samples
     data_seed: int = 0  # order of puzzles
 
@@ -299,10 +311,49 @@ class BudgetConfig:
 
 
 @dataclass
+class TabularConfig:
+    """Policies as tables, one softmax per puzzle over its moves: what the objective does without a network (``python -m rl.tabular``)."""
+
+    study: str = "train"  # train (one run), clip_bias (map of the clip's effect under random reward), success_recursion (theory and measurement)
+    policy: str = ""  # a policy.parquet to start from, its first decisions; empty: the run parent=, else the prior below
+    traces: int = 8  # of each puzzle, sampled from a parent that thinks
+    prior: str = "dirichlet"  # dirichlet (drawn), zipf (1 / rank), peaked (first move top, the others equal)
+    puzzles: int = 1000  # of the prior; of a parent: at most so many of the rl split
+    moves: int = 30  # of each of them
+    concentration: float = 0.15  # of the Dirichlet
+    top: float = 0.85
+    reward: str = "solving"  # solving, random (gamma), noisy (random flips), systematic (fixed errors), wrong (the likeliest wrong move)
+    gamma: float = 0.5
+    true_positive: float = 1.0  # of the noisy and the systematic verifier: how often it accepts a solving move
+    false_positive: float = 0.0  # ... and another one
+    exact: bool = False  # along the expected gradient of one update, instead of sampled groups
+    groups: int = 8  # groups per puzzle and step
+    steps: int = 15
+    lr: float = 2.0  # of plain gradient steps on the logits, each puzzle's loss being the mean over its samples
+    ks: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 1024, 10**4, 10**5, 10**6])  # pass@k, exact
+    # clip_bias: its grid, every combination paired with the same samples unclipped
+    tops: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
+    clips: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.4])  # eps, on both sides
+    updates: list[int] = field(default_factory=lambda: [1, 2, 8])  # M updates per rollout
+    rates: list[float] = field(default_factory=lambda: [0.5, 2.0])
+    # success_recursion: its grid, and the inner maximisation
+    betas: list[float] = field(default_factory=lambda: [1.0, 2.0, 5.0, 10.0])
+    variants: list[str] = field(default_factory=lambda: ["std", "groups", "no_std", "mirror", "forward_kl"])
+    smoothing: float = 1e-5  # under the root of the std
+    inner_steps: int = 1000  # updates of one inner maximisation, by Adam
+    inner_rate: float = 0.1
+    lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
+    seed: int = 0  # prior and samples
+
+
+TABULAR = "tabular"  # a pipeline of this stage alone is python -m rl.tabular and its report
+
+
+@dataclass
 class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""
 
-    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    stages: list[str] = field(default_factory=lambda: list(STAGES))  # or [tabular] alone
     evaluate: bool = True
     engine_evaluation: bool = True  # a second evaluation of the RL policy, verified by the engine
     report: bool = True
@@ -323,6 +374,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    tabular: TabularConfig = field(default_factory=TabularConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing

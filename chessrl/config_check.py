@@ -35,6 +35,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine.mode": ("depth", "searchmoves"),
     **{f"{stage}.optimizer.schedule": ("cosine", "constant", "wsd") for stage in STAGES},
     **{f"{stage}.optimizer.lr_rule": ("fixed", "size") for stage in STAGES},
+    "rl.curriculum.order": ("shuffled", "easy_to_hard"),
+    "tabular.study": ("train", "clip_bias", "success_recursion"),
+    "tabular.prior": ("dirichlet", "zipf", "peaked"),
+    "tabular.reward": ("solving", "random", "noisy", "systematic", "wrong"),
 }
 
 # (lowest, highest) allowed, both included; None: no bound
@@ -127,6 +131,23 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
     "evaluate.batch": (1, None),
+    "rl.curriculum.pass_rate_min": (0, 1),
+    "rl.curriculum.pass_rate_max": (0, 1),
+    "tabular.puzzles": (1, None),
+    "tabular.traces": (1, None),
+    "tabular.moves": (2, None),
+    "tabular.concentration": (1e-3, None),
+    "tabular.top": (1e-6, 0.999999),
+    "tabular.gamma": (0, 1),
+    "tabular.true_positive": (0, 1),
+    "tabular.false_positive": (0, 1),
+    "tabular.groups": (1, None),
+    "tabular.steps": (1, None),
+    "tabular.lr": (0, None),
+    "tabular.smoothing": (0, None),
+    "tabular.inner_steps": (1, None),
+    "tabular.inner_rate": (1e-9, None),
+    "tabular.lowest": (0, 1),
     **{
         f"{stage}.optimizer.{key}": bounds
         for stage in STAGES
@@ -147,7 +168,18 @@ ORDERED = (  # the first is at most the second
     ("world.min_elo", "world.max_elo"),
     ("sft.trace.continuations_min", "sft.trace.continuations_max"),
     ("sft.trace.length_min", "sft.trace.length_max"),
+    ("rl.curriculum.pass_rate_min", "rl.curriculum.pass_rate_max"),
 )
+# Lists of at least one value, each in its range or among its choices
+LISTS: dict[str, tuple[float, float] | tuple[str, ...]] = {
+    "tabular.ks": (1, math.inf),
+    "tabular.tops": (1e-6, 0.999999),
+    "tabular.clips": (0, 1),
+    "tabular.updates": (1, math.inf),
+    "tabular.rates": (0, math.inf),
+    "tabular.betas": (1e-6, math.inf),
+    "tabular.variants": ("std", "groups", "no_std", "mirror", "forward_kl"),
+}
 VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 
 
@@ -161,6 +193,12 @@ def check_values(config: Config) -> None:
         value = value_of(config, path)
         if not value >= low or (high is not None and value > high) or value == float("inf"):  # "not >=": nan compares false
             raise UserError(f"{path}={value}: expected {f'from {low:g} to {high:g}' if high is not None else f'at least {low:g}'}")
+    for path, allowed in LISTS.items():
+        values = value_of(config, path)
+        choices = isinstance(allowed[0], str)
+        if not values or not all(value in allowed if choices else allowed[0] <= value <= allowed[1] for value in values):
+            wanted = f"out of {', '.join(allowed)}" if choices else f"from {allowed[0]:g} to {allowed[1]:g}"
+            raise UserError(f"{path}={values}: expected at least one value, each {wanted}")
     for path in OPTIONAL_COUNTS:
         value = value_of(config, path)
         if value is not None and value < 1:

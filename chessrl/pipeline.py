@@ -17,7 +17,7 @@ from pathlib import Path
 from chessrl.budgets import check_pipeline
 from chessrl.checkpoint import write_json
 from chessrl.children import RUN_DIRECTORY_FILE, quoted, run_child
-from chessrl.config import STAGES, Config
+from chessrl.config import STAGES, TABULAR, Config
 from chessrl.errors import UserError
 from chessrl.run import digest, finished
 from chessrl.signals import Interrupted
@@ -34,8 +34,25 @@ class StageFailed(UserError):
         self.status = status
 
 
+def run_tabular(config: Config, overrides: Sequence[str]) -> int:
+    """A pipeline of tables: the run and its report."""
+
+    def call(module: str, *extra: str) -> Path | None:
+        command = [sys.executable, "-m", module, *overrides, *extra]
+        print(f"\n{shlex.join(['python', *command[1:]])}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            return run_child(command, Path(folder) / "directory")
+
+    directory = call("rl.tabular", "run.wait=true")
+    if config.pipeline.report:
+        call("analysis", f"runs=[{quoted(directory)}]")
+    return 0
+
+
 def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     """Carry the whole pipeline out; finished parts are skipped by the stages themselves."""
+    if config.pipeline.stages == [TABULAR]:
+        return run_tabular(config, overrides)
     unknown = [stage for stage in config.pipeline.stages if stage not in STAGES]
     if unknown or not config.pipeline.stages or config.pipeline.stages != list(STAGES[: len(config.pipeline.stages)]):
         raise UserError(f"pipeline.stages={config.pipeline.stages}: expected the first one, two or three of {', '.join(STAGES)}")

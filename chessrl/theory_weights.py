@@ -1,0 +1,95 @@
+"""What a policy-gradient objective weighs: expected gradients of groups as multiples of grad p, and the success measure they climb.
+
+For binary rewards a group of G independent samples of a prompt with success probability p has m ~ Bin(G, p) right ones. If right samples then
+get the advantage A+(m) and wrong ones A-(m), the expected on-policy gradient of (1/G) sum_i A_i log pi(o_i) is W(p) grad p with
+
+    W(p) = sum_{m=1}^{G} Bin(m - 1; G - 1, p) A+(m) - sum_{m=0}^{G-1} Bin(m; G - 1, p) A-(m),
+
+since E[grad log pi | right] = grad p / p and E[grad log pi | wrong] = -grad p / (1 - p). science.md 1.1 [D], 1.4, 1.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import comb
+from scipy.stats import binom
+
+
+def gradient_weight(p: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """W(p) of the advantages ``right`` and ``wrong``, (G + 1,) each and indexed by the number m of right samples in the group.
+
+    p: any shape, in [0, 1]. ``right[0]`` and ``wrong[G]`` stand for nobody and are not read.
+    """
+    group = len(right) - 1
+    share = binom.pmf(np.arange(group), group - 1, np.asarray(p, np.float64)[..., None])  # of m among the G - 1 other samples
+    return share @ np.asarray(right)[1:] - share @ np.asarray(wrong)[:-1]
+
+
+def group_weight(p: np.ndarray, group: int) -> np.ndarray:
+    """W_G(p) = E_{m ~ Bin(G, p)} sqrt(m (G - m)) / (G p (1 - p)) of GRPO (population std in the group; science.md 1.1 [D] (ii)).
+
+    Tends to 1 / sqrt(p (1 - p)) for large G, but stays below sqrt(G - 1) for rare success: small groups do not up-weight hard prompts much.
+    """
+    m = np.arange(group + 1, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        right = np.where(m == 0, 0.0, np.sqrt((group - m) / m))
+        wrong = np.where(m == group, 0.0, -np.sqrt(m / (group - m)))
+    return gradient_weight(p, right, wrong)
+
+
+def signal_share(p: np.ndarray, group: int) -> np.ndarray:
+    """q_G(p) = 1 - (1 - p)^G - p^G: the share of groups with unequal rewards (science.md 1.1 [D] (iii))."""
+    p = np.asarray(p, np.float64)
+    with np.errstate(divide="ignore"):
+        return -np.expm1(group * np.log1p(-p)) - p**group
+
+
+def dynamic_sampling_cost(p: np.ndarray, group: int) -> float:
+    """Groups sampled for every group kept when those without signal are drawn again (DAPO): 1 / mean q_G(p_i) (science.md 1.3 [D]).
+
+    p: (puzzles,). Infinite where no puzzle ever gives a signal.
+    """
+    with np.errstate(divide="ignore"):
+        return float(1.0 / np.float64(signal_share(p, group).mean()))
+
+
+def pass_at_k_advantages(samples: int, solved: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(A+, A-) of Pass@k training for groups of N = ``samples`` with c = ``solved`` right ones (arXiv 2508.10751; science.md 1.5).
+
+    R = 1 - C(N - c, k) / C(N, k), sigma = sqrt(R (1 - R)), A+ = (1 - R) / sigma, A- = (1 - R - C(N - c - 1, k - 1) / C(N - 1, k - 1)) / sigma.
+    Zeros where every k-subset has the same reward (sigma = 0).
+    """
+    wrong = samples - np.asarray(solved)
+    reward = 1 - comb(wrong, k) / comb(samples, k)
+    sigma = np.sqrt(reward * (1 - reward))
+    others_fail = comb(wrong - 1, k - 1) / comb(samples - 1, k - 1)
+    flat = sigma == 0
+    divisor = np.where(flat, 1.0, sigma)
+    return np.where(flat, 0.0, (1 - reward) / divisor), np.where(flat, 0.0, (1 - reward - others_fail) / divisor)
+
+
+def pass_at_k_factor(samples: int, k: int) -> float:
+    """(N - k) / (k N): E[(1/N) sum_i A_i grad log pi] as a multiple of grad pass@k, without the division by sigma (science.md 1.5 [D])."""
+    return (samples - k) / (k * samples)
+
+
+# The function of p that each algorithm's expected gradient climbs, in the limit of large groups where it depends on them
+# (science.md 1.5 [D]; log and arcsin as in Davis and Recht, 2025). U' is the weight of grad p.
+EFFECTIVE_OBJECTIVES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "rloo": lambda p: np.asarray(p, np.float64),
+    "grpo": lambda p: 2 * np.arcsin(np.sqrt(p)),
+    "rft": np.log,  # (r / mean r) in place of the advantage: online rejection fine-tuning
+}
+
+
+def dr_grpo_objective(p: np.ndarray, group: int) -> np.ndarray:
+    """((G - 1) / G) p: rewards less their group's mean (science.md 1.4 [D])."""
+    return (group - 1) / group * np.asarray(p, np.float64)
+
+
+def pass_at_k_objective(p: np.ndarray, k: int) -> np.ndarray:
+    """1 - (1 - p)^k, to full precision for small p and k up to 10^6 and more."""
+    with np.errstate(divide="ignore"):
+        return -np.expm1(k * np.log1p(-np.asarray(p, np.float64)))

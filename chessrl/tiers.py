@@ -1,0 +1,212 @@
+"""Difficulty tiers of puzzles for one policy, how puzzles move between them, and what re-sampling alone would have "newly solved".
+
+After Cai et al., arXiv 2606.22317 (science.md section 5): with n = 256 samples a puzzle's tier is set by k*, the index of its first success:
+easy 1, medium 2-8, hard 9-32, frontier 33-256, beyond: none. With an exact success probability p: easy from 1/2, medium from 1/8, hard from 1/32,
+frontier from 1/256, beyond below. Their claim that training solves what the base could not needs the null that they leave out: 256 fresh samples
+of the base solve some of those puzzles too.
+
+``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION] [boundary=N]`` prints the tiers of one policy, how puzzles moved to
+another's, and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed. boundary: also the ids of up to N
+puzzles on each side of what the first policy can solve.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from chessrl.command import parse_settings, run_command
+from chessrl.errors import UserError
+from chessrl.theory_weights import pass_at_k_objective
+
+TIERS = ("easy", "medium", "hard", "frontier", "beyond")
+SAMPLES = 256  # n: what is not solved in as many is beyond
+LAST_FIRST_SUCCESS = (1, 8, 32, SAMPLES)  # the largest k* of each tier but the last
+LEAST_PROBABILITY = (1 / 2, 1 / 8, 1 / 32, 1 / SAMPLES)
+
+
+def tiers_of_probabilities(p: np.ndarray) -> np.ndarray:
+    """Tier names, object array of the shape of ``p``, of exact success probabilities."""
+    p = np.asarray(p, np.float64)
+    return np.array(TIERS, object)[(p[..., None] < np.array(LEAST_PROBABILITY)).sum(-1)]
+
+
+def tiers_of_samples(samples: pd.DataFrame, column: str = "solved") -> pd.DataFrame:
+    """One row per puzzle, sorted by it: puzzle, pass_rate, first_success (k*, counted from 1; 0 where there is none) and tier.
+
+    samples: an evaluation's ``samples.parquet`` (puzzle, sample and ``column``), at least SAMPLES rows a puzzle, the first SAMPLES of which
+    count. Raises UserError on fewer: an unsolved puzzle could then be of several tiers.
+    """
+    missing = [name for name in ("puzzle", "sample", column) if name not in samples.columns]
+    if missing:
+        raise UserError(f"samples: column {missing[0]} is missing, expected puzzle, sample and {column}; evaluate the policy again")
+    ordered = samples.sort_values(["puzzle", "sample"])
+    place = ordered.groupby("puzzle").cumcount()
+    counts = ordered.groupby("puzzle").size()
+    if len(counts) == 0 or counts.min() < SAMPLES:
+        found = f"puzzle {counts.idxmin()} has {counts.min()}" if len(counts) else "there are none"
+        raise UserError(f"tiers need {SAMPLES} samples of every puzzle and {found}: evaluate with evaluate.samples={SAMPLES}")
+    solved = ordered[place < SAMPLES].pivot_table(index="puzzle", values=column, aggfunc=list)[column]
+    matrix = np.array(solved.tolist(), bool)
+    first = np.where(matrix.any(1), matrix.argmax(1) + 1, 0)
+    index = np.where(first == 0, len(TIERS) - 1, (first[:, None] > np.array(LAST_FIRST_SUCCESS)).sum(1))
+    table = {"puzzle": solved.index, "pass_rate": matrix.mean(1), "first_success": first, "tier": np.array(TIERS, object)[index]}
+    return pd.DataFrame(table).reset_index(drop=True)
+
+
+def read_measured(path: Path, tiers: bool = True) -> pd.DataFrame:
+    """puzzle, pass_rate and, with ``tiers``, tier and first_success (0 where p is exact), of an evaluation folder or of exact probabilities.
+
+    A folder holds ``samples.parquet``; a .csv or .parquet file the columns puzzle and p. Without ``tiers`` any number of samples will do. Raises
+    UserError naming the file and what is wrong with it.
+    """
+    if path.is_dir():
+        file = path / "samples.parquet"
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; expected the evaluation folder of a policy, or a .csv or .parquet file of puzzle and p")
+        samples = pd.read_parquet(file, columns=["puzzle", "sample", "solved"])
+        if tiers:
+            return tiers_of_samples(samples)
+        return samples.groupby("puzzle")["solved"].mean().rename("pass_rate").reset_index()
+    if not path.is_file() or path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path}: expected an evaluation folder, or a .csv or .parquet file of puzzle and p")
+    table = pd.read_csv(path, dtype={"puzzle": str}, keep_default_na=False) if path.suffix == ".csv" else pd.read_parquet(path)
+    missing = [name for name in ("puzzle", "p") if name not in table.columns]
+    if missing:
+        raise UserError(f"{path}: column {missing[0]} is missing, expected puzzle and p")
+    p = pd.to_numeric(table["p"], errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~((p >= 0) & (p <= 1 + 1e-9)))
+    if len(wrong):
+        raise UserError(f"{path}: row {wrong[0] + 1}: p={table['p'].iloc[wrong[0]]}: expected a probability from 0 to 1")
+    if table["puzzle"].duplicated().any():
+        raise UserError(f"{path}: puzzle {table['puzzle'][table['puzzle'].duplicated()].iloc[0]} is given more than once; expected a row per puzzle")
+    return pd.DataFrame({"puzzle": table["puzzle"].astype(str), "pass_rate": p, "first_success": 0, "tier": tiers_of_probabilities(p)})
+
+
+def boundary_puzzles(measured: pd.DataFrame, count: int) -> list[str]:
+    """Up to ``count`` puzzles on each side of what the policy can solve: frontier ones solved last, and beyond ones of the highest rate.
+
+    measured: of ``read_measured``. From samples all beyond puzzles have rate 0, and the first by name are taken; exact p ranks them.
+    """
+    frontier = measured[measured["tier"] == "frontier"].sort_values(["pass_rate", "first_success", "puzzle"], ascending=[True, False, True])
+    beyond = measured[measured["tier"] == "beyond"].sort_values(["pass_rate", "puzzle"], ascending=[False, True])
+    return [*frontier["puzzle"].head(count), *beyond["puzzle"].head(count)]
+
+
+def migration_table(before: pd.Series, after: pd.Series) -> pd.DataFrame:
+    """Counts of puzzles by tier before (rows) and after (columns), all five tiers in order. Both: tier names indexed by puzzle.
+
+    Raises UserError where the puzzles differ.
+    """
+    if set(before.index) != set(after.index) or len(before) != len(after):
+        raise UserError(f"tier migration: expected the same puzzles before and after, found {len(before)} and {len(after)}, with different names")
+    counts = pd.crosstab(before, after.reindex(before.index)).reindex(index=list(TIERS), columns=list(TIERS), fill_value=0)
+    return counts.rename_axis(index="before", columns="after")
+
+
+# ---- newly solved, and what re-sampling alone solves ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewlySolved:
+    """Of ``unsolved`` puzzles that the base did not solve in n samples, how many a later policy solves, and what the base itself would."""
+
+    unsolved: int
+    solved: int
+    null: float  # expected number that n fresh samples of the base would solve
+
+    @property
+    def share(self) -> float:
+        return self.solved / self.unsolved if self.unsolved else float("nan")
+
+    @property
+    def null_share(self) -> float:
+        return self.null / self.unsolved if self.unsolved else float("nan")
+
+
+def newly_solved(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.DataFrame) -> NewlySolved:
+    """From three tables of ``tiers_of_samples`` on the same puzzles: the base, the later policy, and fresh samples of the base (another seed).
+
+    Raises UserError where the puzzles differ.
+    """
+    tables = [table.set_index("puzzle")["first_success"] for table in (base, later, fresh)]
+    if any(set(table.index) != set(tables[0].index) for table in tables):
+        raise UserError("newly solved: expected the same puzzles in all three evaluations")
+    unsolved = tables[0].index[tables[0] == 0]
+    return NewlySolved(len(unsolved), int((tables[1][unsolved] > 0).sum()), float((tables[2][unsolved] > 0).sum()))
+
+
+def expected_null(p: np.ndarray, samples: int = SAMPLES) -> tuple[float, float]:
+    """(expected puzzles unsolved in n samples, expected ones of them that n fresh samples solve) of exact probabilities ``p`` (puzzles,).
+
+    sum (1 - p)^n and sum (1 - p)^n (1 - (1 - p)^n).
+    """
+    solve = pass_at_k_objective(p, samples)
+    return float((1 - solve).sum()), float(((1 - solve) * solve).sum())
+
+
+def log_uniform_null(lowest: float, samples: int = SAMPLES, points: int = 200_001) -> float:
+    """The null's share when p is log-uniform on [``lowest``, 1]: what "newly solved" is worth before the policy is known (science.md 5 [D]).
+
+    9.0, 12.8 and 21.4 % for 1e-6, 1e-5 and 1e-4. Trapezoids on the logarithm of p.
+    """
+    log_p = np.linspace(np.log(lowest), 0.0, points)
+    fail = 1 - pass_at_k_objective(np.exp(log_p), samples)
+    return float(np.trapezoid(fail * (1 - fail), log_p) / np.trapezoid(fail, log_p))
+
+
+def expanded(before: np.ndarray, after: np.ndarray) -> int:
+    """How many puzzles an exact policy moved from beyond to a nearer tier: p from below 1/256 to at least 1/256, no sampling noise."""
+    threshold = LEAST_PROBABILITY[-1]
+    return int(((np.asarray(before) < threshold) & (np.asarray(after) >= threshold)).sum())
+
+
+def tier_counts(tiers: Sequence[str]) -> dict[str, int]:
+    """Puzzles of each tier, all five in order."""
+    found = pd.Series(list(tiers)).value_counts()
+    return {tier: int(found.get(tier, 0)) for tier in TIERS}
+
+
+# ---- command ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Evaluation folders, or files of puzzle and exact p: a policy, a later one, and the first policy sampled again."""
+
+    before: str
+    after: str = ""
+    fresh: str = ""
+    boundary: int = 0  # name so many puzzles on each side of what the first policy can solve
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse_settings(TierSettings, arguments)
+    before = read_measured(Path(settings.before))
+    print("tiers: " + ", ".join(f"{tier} {count:,}" for tier, count in tier_counts(before["tier"]).items()))
+    if settings.boundary:
+        print("boundary: " + " ".join(boundary_puzzles(before, settings.boundary)))
+    if not settings.after:
+        return
+    after = read_measured(Path(settings.after))
+    print(migration_table(before.set_index("puzzle")["tier"], after.set_index("puzzle")["tier"]).to_string())
+    if Path(settings.before).is_file() and Path(settings.after).is_file():
+        pair = before.set_index("puzzle")["pass_rate"], after.set_index("puzzle")["pass_rate"].reindex(before["puzzle"])
+        unsolved, null = expected_null(pair[0].to_numpy())
+        print(f"p from below to at least 1/{SAMPLES}: {expanded(pair[0].to_numpy(), pair[1].to_numpy()):,} puzzles")
+        print(f"the null of {SAMPLES} samples: of {unsolved:.1f} unsolved puzzles the start policy would solve {null:.1f} with fresh ones")
+    elif settings.fresh:
+        found = newly_solved(before, after, read_measured(Path(settings.fresh)))
+        null = f"{found.null:g} ({found.null_share:.1%})"
+        print(f"newly solved: {found.solved:,} of {found.unsolved:,} ({found.share:.1%}); by the start policy's fresh samples {null}")
+    else:
+        print("newly solved: give fresh=, an evaluation of the first policy with another seed, for without its null the number says nothing")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
