@@ -15,8 +15,10 @@ from chessrl.model import Cost
 
 
 def rl_passes(algorithm: AlgorithmConfig) -> int:
-    """Forward passes that a rollout's token costs: sampling, reference, and forward and backward (twice a forward) of each epoch."""
-    return 1 + 1 + 3 * algorithm.epochs
+    """Forward passes that a rollout's token costs: sampling, reference, values where there is a value head, and forward and backward (twice a
+    forward) of each epoch.
+    """
+    return 1 + 1 + (algorithm.advantage == "gae") + 3 * algorithm.epochs
 
 
 def rl_step_flops(config: Config, rollout_tokens: float) -> float:

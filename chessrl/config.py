@@ -146,11 +146,13 @@ class SftConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """The policy-gradient objective (science.md 1.1)."""
+    """The policy-gradient objective, put together from parts (docs/rl.md; science behind each in rl/objective.py and rl/credit.py)."""
 
     name: str = local("")
     group: int = 8  # G samples per prompt (Shen et al.: 8)
-    advantage: str = "group_std"  # group_std: (r - mean) / std within the group; group_mean: r - mean
+    # group_std: (r - mean) / std within the group; group_mean: r - mean; leave_one_out: r - mean of the others; batch_std: r - mean of the
+    # group, over the batch's std; pass_at_k; raw: r; whitened_returns: rewards to come, z-scored over the batch's tokens; gae: with a value head
+    advantage: str = "group_std"
     std_floor: float = 1e-6  # groups with a smaller reward std have zero advantage
     # sequence: 1/|o| per sample, then the mean (DeepSeekMath); token: over all tokens of the step (DAPO);
     # constant: over samples x loss_budget (Dr. GRPO)
@@ -158,9 +160,28 @@ class AlgorithmConfig:
     loss_budget: int = 64  # tokens, for loss_norm=constant
     clip_low: float = 0.2
     clip_high: float = 0.2
-    beta: float = 0.001  # weight of the k3 KL to the reference, the policy that RL starts from
+    beta: float = 0.001  # weight of the KL to the reference, the policy that RL starts from; 0: none
     epochs: int = 1  # passes over each rollout
     minibatches: int = 1  # parts of one pass; updates per rollout = epochs x minibatches
+    # token: clipped ratio of each token; sequence: of the whole answer, per-token geometric mean (GSPO); cispo: clipped ratio as a constant
+    # weight of log pi; unclipped: ratio without a window; log_prob: REINFORCE, no ratio
+    ratio: str = neutral("token")
+    dual_clip: float = neutral(0.0)  # c > 1: where A < 0 the surrogate is at least c A (Ye et al., arXiv 1912.09729); 0: none
+    kl: str = neutral("k3")  # how beta enters: k3 or k2 in the loss, or k1_reward: taken off the reward
+    entropy_bonus: float = neutral(0.0)  # weight of the entropy of the sampled tokens' distributions
+    pass_k: int = neutral(1)  # k, for advantage=pass_at_k
+    baseline: str = neutral("none")  # taken off the reward beforehand: none, or greedy (the reward of the greedy episode, ReMax)
+    gamma: float = neutral(1.0)  # discount per sampled token, for whitened_returns and gae
+    gae_lambda: float = neutral(1.0)
+    value_coefficient: float = neutral(0.5)  # weight of the value head's squared error, for advantage=gae
+    # plain: every group trains; filter: groups of equal rewards leave the step; dynamic: ... and others are sampled in their place (DAPO)
+    sampling: str = neutral("plain")
+    sampling_rounds: int = neutral(10)  # of sampling=dynamic, at most: then the step makes do with what it has
+    overlong_share: float = neutral(0.0)  # last share of rl.thinking_budget in which a trace is punished, rising linearly (DAPO)
+    overlong_penalty: float = neutral(0.5)  # ... up to this, which a truncated trace pays
+    overlong_filter: bool = neutral(False)  # truncated episodes leave the loss, not the baseline
+    reference_period: int = neutral(0)  # the reference becomes the policy every so many steps (R1: 400); 0: never
+    reference_resets_optimizer: bool = neutral(False)  # ... and the optimiser's moments are cleared as well (ProRL)
 
 
 @dataclass
@@ -168,8 +189,17 @@ class RewardConfig:
     """What a rollout is paid: the weighted sum of named parts, each logged."""
 
     name: str = local("")
-    weights: dict[str, float] = field(default_factory=dict)  # part -> weight; parts: line, engine, legal, format
+    # part -> weight; parts: line, engine, engine_score, legal, format, random, majority, incorrect, behaviour, length
+    weights: dict[str, float] = field(default_factory=dict)
     accept: str = "line"  # moves that the environment lets pass: line (and any mate), or engine (every move within engine.delta)
+    random_rate: float = neutral(0.5)  # how often the part random pays
+    label_samples: int = neutral(64)  # of the start policy, whose most frequent answer is the label of majority and incorrect
+    true_positive_rate: float = neutral(1.0)  # a verifier that errs: how often line and engine pay what they should pay
+    false_positive_rate: float = neutral(0.0)  # ... and what they should not
+    # Logged beside the reward and never trained on: line, or engine with the two limits below in place of engine.depth and engine.nodes
+    oracle: str = local("line")
+    oracle_depth: int = local(12)
+    oracle_nodes: int = local(1_000_000)
 
 
 @dataclass
@@ -204,6 +234,18 @@ class RlConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig, metadata={"identity": "neutral"})
     seed: int = 0  # samples
     data_seed: int = 0  # order of puzzles
+
+
+@dataclass
+class HealthConfig:
+    """Bounds beyond which RL prints a warning, once each. They stop nothing."""
+
+    constant_steps: int = local(10)  # steps in a row in which no group, or no value of a reward part, varied
+    entropy: float = local(0.02)  # nats per sampled token, at least
+    kl: float = local(1.0)  # nats per sampled token, either direction, at most
+    drift: float = local(0.05)  # mean |log-probability of the sampler - of the trainer|, at most
+    grad_norm: float = local(100.0)  # before clipping, at most
+    reward_gap: float = local(0.3)  # rise of (training reward - oracle's) since the first step, at most
 
 
 @dataclass
@@ -309,6 +351,7 @@ class Config:
     rl: RlConfig = field(default_factory=RlConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)

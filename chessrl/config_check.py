@@ -20,9 +20,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "evaluate.spelling": ("lenient", "strict"),
     "evaluate.split": ("sft", "rl", "validation", "test", "private"),
     "evaluate.verifier": ("line", "engine"),
-    "algorithm.advantage": ("group_std", "group_mean"),
+    "algorithm.advantage": (
+        *("group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw"),
+        *("whitened_returns", "gae"),
+    ),
+    "algorithm.ratio": ("token", "sequence", "cispo", "unclipped", "log_prob"),
+    "algorithm.kl": ("k3", "k2", "k1_reward"),
+    "algorithm.baseline": ("none", "greedy"),
+    "algorithm.sampling": ("plain", "filter", "dynamic"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
+    "reward.oracle": ("line", "engine"),
     "engine.mode": ("depth", "searchmoves"),
     "rl.curriculum.order": ("shuffled", "easy_to_hard"),
     "tabular.study": ("train", "clip_bias", "success_recursion"),
@@ -90,6 +98,24 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "algorithm.beta": (0, None),
     "algorithm.epochs": (1, None),
     "algorithm.minibatches": (1, None),
+    "algorithm.dual_clip": (0, None),
+    "algorithm.entropy_bonus": (0, None),
+    "algorithm.pass_k": (1, None),
+    "algorithm.gamma": (0, 1),
+    "algorithm.gae_lambda": (0, 1),
+    "algorithm.value_coefficient": (0, None),
+    "algorithm.sampling_rounds": (1, None),
+    "algorithm.overlong_share": (0, 1),
+    "algorithm.overlong_penalty": (0, None),
+    "algorithm.reference_period": (0, None),
+    "reward.random_rate": (0, 1),
+    "reward.label_samples": (1, None),
+    "reward.true_positive_rate": (0, 1),
+    "reward.false_positive_rate": (0, 1),
+    "reward.oracle_depth": (1, None),
+    "reward.oracle_nodes": (1, None),
+    "health.constant_steps": (1, None),
+    **{f"health.{bound}": (0, None) for bound in ("entropy", "kl", "drift", "grad_norm", "reward_gap")},
     "engine.depth": (1, None),
     "engine.nodes": (1, None),
     "engine.delta": (0, 1),
@@ -188,6 +214,10 @@ def check_values(config: Config) -> None:
         raise UserError(f"model.heads={config.model.heads}: expected a multiple of model.kv_heads={config.model.kv_heads}")
     if config.model.head_dim % 2:
         raise UserError(f"model.head_dim={config.model.head_dim}: expected an even number, since rotary positions turn pairs")
+    if 0 < config.algorithm.dual_clip <= 1:
+        raise UserError(f"algorithm.dual_clip={config.algorithm.dual_clip}: expected more than 1, or 0 for none")
+    if config.algorithm.pass_k > config.algorithm.group:
+        raise UserError(f"algorithm.pass_k={config.algorithm.pass_k}: expected at most algorithm.group={config.algorithm.group}")
     for part, weight in config.reward.weights.items():
         if not math.isfinite(weight):
             raise UserError(f"reward.weights.{part}={weight}: expected a finite number")

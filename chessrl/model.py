@@ -151,16 +151,21 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, vocabulary) of right-padded sequences (B, T): causal attention needs no mask for padding on the right."""
-        return self._run(tokens, None)
+        return self.logits(self.states(tokens))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of the trunk's last states (..., hidden)."""
+        with self._autocast():
+            return self.lm_head(states)
 
     def forward_masked(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """Logits (B, T, vocabulary) where the token at each place has a position (B, T) of its own and sees the places of ``visible`` (B, T, T)."""
-        return self._run(tokens, None, positions, visible[:, None])
+        return self.logits(self.states(tokens, None, positions, visible[:, None]))
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache]:
         """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the left-padded cache."""
         kept: list[tuple[Tensor, Tensor]] = []
-        logits = self._run(tokens, kept)
+        logits = self.logits(self.states(tokens, kept))
         batch, length = tokens.shape
         start = length - lengths
         slots = (torch.arange(length, device=tokens.device)[None] - start[:, None]).clamp(min=0)  # slot -> position, any where padded
@@ -170,9 +175,10 @@ class Transformer(nn.Module):
         last = logits[torch.arange(batch, device=tokens.device), lengths - 1]
         return last, KVCache(keys, values, start, length)
 
-    def _run(
-        self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None, positions: Tensor | None = None, mask: Tensor | None = None
+    def states(
+        self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None = None, positions: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
+        """The trunk's last states (B, T, hidden) of right-padded sequences (B, T); ``kept`` takes each layer's keys and values."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
         cos, sin = rotary_tables(places, self.config.head_dim)
         with self._autocast():
@@ -183,7 +189,7 @@ class Transformer(nn.Module):
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
                 if kept is not None:
                     kept.append((k, v))
-            return self.lm_head(self.model.norm(x))
+            return self.model.norm(x)
 
     def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chessrl import distributed, notation
 from chessrl.config import Config, OptimizerConfig
@@ -29,7 +29,7 @@ PARTS = 3
 # ---- optimiser --------------------------------------------------------------------------------------------------------------------------
 
 
-def build_optimizer(model: Transformer, config: OptimizerConfig) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """Fused AdamW; weight decay on matrices, none on norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     norms = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -66,7 +66,7 @@ def stable_steps(config: OptimizerConfig, steps: int) -> int:
     return max(warmup_steps(config, steps), steps - round(config.decay_ratio * steps))
 
 
-def optimizer_step(model: Transformer, optimizer: torch.optim.AdamW, rate: float, clip: float) -> Tensor:
+def optimizer_step(model: nn.Module, optimizer: torch.optim.AdamW, rate: float, clip: float) -> Tensor:
     """Sum the processes' gradients, clip, step, clear the gradients; returns the gradient norm before clipping."""
     distributed.sum_gradients(model)
     for group in optimizer.param_groups:

@@ -9,7 +9,7 @@ from typing import Any
 
 from chessrl.config import Config, EngineConfig
 from chessrl.engine import Engine, EngineSettings
-from chessrl.engine_labels import accepted_moves, position_key
+from chessrl.engine_labels import MoveLabels, accepted_moves, position_key
 from chessrl.environment import Environment, build_environment, solver_decisions
 from chessrl.errors import UserError
 from chessrl.puzzles import Puzzle
@@ -49,20 +49,26 @@ def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str
     A position that the engine cannot score accepts none beyond the line's, and is counted.
     """
     settings = config.engine
+    labels, identity = engine_labels(config, puzzles)
+    accepted = {key: accepted_moves(label, settings.delta, settings.mate_slack) if label is not None else [] for key, label in labels.items()}
+    record = {
+        "identity": identity,
+        "positions": len(labels),
+        "unscorable": sum(label is None for label in labels.values()),
+        "accepted_moves_per_position": sum(map(len, accepted.values())) / max(1, len(labels)),
+    }
+    return accepted, record
+
+
+def engine_labels(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str, MoveLabels | None], str]:
+    """The engine's labels (None where it cannot score) by position of every solver decision of the lines, and the engine's identity.
+
+    They come from the cache below ``outputs/data``, which takes in what was missing.
+    """
     boards = {position_key(board): board for puzzle in puzzles for board, _, _ in solver_decisions(puzzle)}
     cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
     cache.parent.mkdir(parents=True, exist_ok=True)
-    with Engine(engine_settings(settings), cache) as engine:
+    with Engine(engine_settings(config.engine), cache) as engine:
         labels = engine.label(list(boards.values()), progress=True)
         print(f"engine: {engine.identity}; " + ", ".join(f"{name} {count:,}" for name, count in engine.counts.items()), flush=True)
-        identity = engine.identity
-    accepted = {
-        key: accepted_moves(label, settings.delta, settings.mate_slack) if label is not None else [] for key, label in zip(boards, labels)
-    }
-    record = {
-        "identity": identity,
-        "positions": len(boards),
-        "unscorable": sum(label is None for label in labels),
-        "accepted_moves_per_position": sum(map(len, accepted.values())) / max(1, len(boards)),
-    }
-    return accepted, record
+        return dict(zip(boards, labels)), engine.identity

@@ -1,16 +1,19 @@
 """The RL loop: sample episodes, pay them, update the policy.
 
-The way of a rollout: puzzles of the step -> ``sampler.rollout`` (tokens, policy mask, log-probabilities, outcome; of several processes each
-samples some groups, and ``gathering`` gives all of them to all) -> ``rewards`` (B,) ->
-``objective.group_advantages`` (prompts, group) -> ``update.build_batch`` -> reference log-probabilities -> ``update.update``.
+The way of a rollout: puzzles of the step (``sampling``) -> ``scoring``: ``sampler.rollout`` (tokens, policy mask, log-probabilities, outcome; of
+several processes each samples some groups, and ``gathering`` gives all of them to all), ``rewards`` (prompts, group) -> ``update.build_batch``
+-> reference log-probabilities -> ``credit.assign`` (advantages of tokens) -> ``update.update``.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -24,13 +27,18 @@ from chessrl.evaluate import protocol_of, sample_policy
 from chessrl.model import Cost, Transformer, causal_pairs
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
-from chessrl.sampler import NO_END_THINK, Rollout, SamplingSettings, rollout
-from chessrl.training import Counters, Stopwatch, TrainingState, build_optimizer, learning_rate, shuffled
+from chessrl.sampler import NO_END_THINK, SamplingSettings
+from chessrl.training import Counters, Stopwatch, build_optimizer, learning_rate
 from chessrl.verifier import engine_identity, environment_of
-from rl.gathering import gathered
-from rl.objective import group_advantages
-from rl.rewards import check_reward, reward_parts, total_reward
-from rl.update import Batch, build_batch, score, update
+from rl.credit import assign
+from rl.health import Watch, rollout_metrics
+from rl.judges import asks_engine, judges_of
+from rl.rewards import check_reward
+from rl.sampling import Scored, collect, rounds_of_step
+from rl.scoring import Scorer, lengths_of
+from rl.state import RlState
+from rl.update import Batch, build_batch, score, score_values, update
+from rl.value import Learner, ValueHead
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def identity(config: Config) -> dict[str, Any]:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    return kept | ({"engine": engine_identity(config)} if config.reward.accept == "engine" else {})
+    return kept | ({"engine": engine_identity(config)} if asks_engine(config.reward) else {})
 
 
 def check(config: Config) -> None:
@@ -76,52 +84,47 @@ def train(run: Run) -> None:
     config, settings, algorithm = run.config, run.config.rl, run.config.algorithm
     parent = Path(config.parent)
     model = load_model(parent / "model", precision=config.run.precision, device=run.device)
-    reference = load_model(parent / "model", precision=config.run.precision, device=run.device).requires_grad_(False)
+    start = load_model(parent / "model", precision=config.run.precision, device=run.device).requires_grad_(False)
+    reference = copy.deepcopy(start) if algorithm.reference_period else start
+    learner = Learner(model, ValueHead(model.config, config.run.precision, run.device) if algorithm.advantage == "gae" else None)
     cost = Cost.of(model.config)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
     validation = distributed.portion(world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles])
     with distributed.first_process_first():  # which fills the cache of engine labels
         environment, verifier = environment_of(config, puzzles, config.reward.accept)
+        judges = judges_of(config, puzzles, environment.to(run.device))
     environment = environment.to(run.device)
     validation_environment = environment_of(config, validation, "line")[0].to(run.device)
     prompts = [prompt_tokens(puzzle, config.world.state, think=settings.protocol == "think") for puzzle in puzzles]
-    state = TrainingState(model, build_optimizer(model, settings.optimizer))
+    scorer = Scorer(config, model, start, environment, prompts, judges)
+    state = RlState(
+        model,
+        build_optimizer(learner, settings.optimizer),
+        value_head=learner.value_head,
+        reference=reference if algorithm.reference_period else None,
+        labels=scorer.labels,
+    )
     if resumed := run.resume():
         state.load(resumed)
-    stopwatch = Stopwatch()
-    constant_steps = 0
+    stopwatch, watch = Stopwatch(), Watch(config.health)
     for step in run.loop(state.step, settings.steps):
-        chosen = puzzles_of_step(len(puzzles), settings.prompts, settings.data_seed, step)
-        sampling = SamplingSettings(
-            settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl", step=step
-        )
-        own = distributed.portion(chosen)
-        episodes = gathered(rollout(model, environment, own, [prompts[index] for index in own], algorithm.group, sampling))
-        parts = reward_parts(episodes, config.reward.weights)
-        rewards = total_reward(parts, config.reward.weights).view(-1, algorithm.group)
-        batch = build_batch(episodes, group_advantages(rewards, algorithm.advantage, algorithm.std_floor).flatten())
-        budget = run.micro_batch_tokens
-        reference_logprobs = score(reference, batch, settings.temperature, budget)
+        rounds = rounds_of_step(len(puzzles), settings.prompts, settings.data_seed, step)
+        sampled, kept = collect(rounds, functools.partial(scorer.score, step=step), algorithm)
         rate = learning_rate(settings.optimizer, step, settings.steps)
-        measures = update(
-            model, state.optimizer, batch, reference_logprobs, algorithm, settings.optimizer,
-            rate=rate, temperature=settings.temperature, budget=budget, seed=settings.data_seed, step=step,
-        )  # fmt: skip
-        count_flops(state.counters, cost, batch, algorithm)
+        measures, batch = learn(learner, state, reference, kept, config, run.micro_batch_tokens, rate, step)
+        count_flops(state.counters, cost, sampled, batch, scorer.spent_elsewhere(), algorithm)
         state.step = step
-        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(episodes, parts, rewards, algorithm)
-        metrics |= {"sampling/dropped_tokens": batch.dropped} | stopwatch.lap(int(batch.lengths.sum()))
+        state.move_reference(algorithm)
+        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(sampled, algorithm)
+        metrics |= {"sampling/dropped_tokens": batch.dropped if batch else 0} | kept_metrics(sampled, kept, algorithm)
+        metrics |= stopwatch.lap(int(lengths_of(sampled.episodes).sum()))
         if step % settings.validation_every == 0 or step == settings.steps:
             solved = validate(model, validation_environment, validation, config)
             metrics["validation/pass_at_1"] = solved
-            tqdm.write(
-                f"rl step {step}/{settings.steps}: reward {metrics['reward']:.3f}, validation pass@1 {solved:.3f}, kl {measures['kl']:.4f}"
-            )
-        constant_steps = constant_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
-        if constant_steps == 10:
-            tqdm.write(
-                "rl: ten steps in a row had equal rewards within every group, so nothing was learned: easier rl.bins, a larger group?"
-            )
+            shown = {"reward": metrics.get("reward"), "validation pass@1": solved, "kl": measures.get("kl")}
+            text = ", ".join(f"{name} {value:.{4 if name == 'kl' else 3}f}" for name, value in shown.items() if value is not None)
+            tqdm.write(f"rl step {step}/{settings.steps}: {text}")
+        watch.look(step, metrics, sampled.parts)
         run.log(metrics)
         if step in settings.save_steps:
             run.export(model, f"models/step-{step}")
@@ -134,47 +137,49 @@ def train(run: Run) -> None:
     run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
 
-def puzzles_of_step(count: int, prompts: int, seed: int, step: int) -> list[int]:
-    """The distinct puzzles of a step, a function of (seed, step) alone: whole steps of one seeded permutation after the other.
+def learn(
+    learner: Learner, state: RlState, reference: Transformer, kept: Scored, config: Config, budget: int, rate: float, step: int
+) -> tuple[dict[str, float], Batch | None]:
+    """Update the policy on the groups that a step kept: what it measured, and the batch; nothing where it kept none."""
+    settings, algorithm = config.rl, config.algorithm
+    if not len(kept.rewards):
+        return {}, None
+    episodes = kept.episodes
+    batch = build_batch(episodes, episodes.outcome == NO_END_THINK if algorithm.overlong_filter else None)
+    reference_logprobs = score(reference, batch, settings.temperature, budget)
+    values = score_values(learner, batch, budget) if learner.value_head else None
+    credit = assign(kept.rewards, batch.policy, batch.sampled, reference_logprobs, algorithm, values)
+    measures = update(
+        learner, state.optimizer, batch, credit, reference_logprobs, algorithm, settings.optimizer,
+        rate=rate, temperature=settings.temperature, budget=budget, seed=settings.data_seed, step=step,
+    )  # fmt: skip
+    return measures, batch
 
-    What a permutation has beyond whole steps waits for a later one: a puzzle twice in a step would draw the same samples twice.
-    """
-    steps_per_pass = count // prompts
-    number, place = divmod(step - 1, steps_per_pass)
-    return shuffled(count, seed, number)[place * prompts : (place + 1) * prompts].tolist()
 
-
-def count_flops(counters: Counters, cost: Cost, batch: Batch, algorithm: AlgorithmConfig) -> None:
+def count_flops(
+    counters: Counters, cost: Cost, sampled: Scored, batch: Batch | None, elsewhere: Tensor, algorithm: AlgorithmConfig
+) -> None:
     """2N sampling + 2N reference + 6N x epochs per token of prompt and episode (science.md 11; stored log-probabilities are not recomputed).
 
-    The shared prefill makes sampling cheaper than counted here by (G - 1) prompts a group: the count is the convention's, not the machine's.
+    What is sampled and not trained on costs 2N: groups that were filtered out, and the episodes ``elsewhere`` (lengths) of labels and greedy
+    baselines. The shared prefill makes sampling cheaper than counted here by (G - 1) prompts a group: the count is the convention's, not the
+    machine's.
     """
-    tokens, pairs = int(batch.lengths.sum()), causal_pairs(batch.lengths)
-    counters.tokens += tokens
-    counters.loss_tokens += int(batch.policy.sum())
-    passes = rl_passes(algorithm)
-    counters.add_flops(passes * cost.forward_flops(tokens), passes * cost.attention_flops(pairs))
+    lengths = torch.cat([lengths_of(sampled.episodes).cpu(), elsewhere])
+    counters.tokens += int(lengths.sum())
+    counters.add_flops(cost.forward_flops(int(lengths.sum())), cost.attention_flops(causal_pairs(lengths)))
+    if batch is not None:
+        passes = rl_passes(algorithm) - 1
+        counters.loss_tokens += int(batch.policy.sum())
+        tokens, pairs = int(batch.lengths.sum()), causal_pairs(batch.lengths)
+        counters.add_flops(passes * cost.forward_flops(tokens), passes * cost.attention_flops(pairs))
 
 
-def rollout_metrics(episodes: Rollout, parts: dict[str, Tensor], rewards: Tensor, algorithm: AlgorithmConfig) -> dict[str, float]:
-    """What the episodes of a step were like; names as in TRL where TRL has them."""
-    solved = episodes.solved
-    sampled = episodes.policy.sum(1).float()
-    deviation = rewards.std(1, correction=0)
-    lengths = {"": sampled, "_correct": sampled[solved], "_incorrect": sampled[~solved]}
-    metrics = {f"completions/mean_length{name}": values.mean().item() for name, values in lengths.items() if len(values)}
-    return metrics | {
-        "reward": rewards.mean().item(),
-        "reward_std": deviation.mean().item(),
-        **{f"reward/{part}": values.mean().item() for part, values in parts.items()},
-        "frac_reward_zero_std": (deviation <= algorithm.std_floor).float().mean().item(),
-        "entropy": (episodes.entropies.double().sum() / episodes.policy.sum()).item(),
-        "completions/mean_trace_length": episodes.trace_lengths.float().mean().item(),
-        "completions/clipped_ratio": (episodes.outcome == NO_END_THINK).float().mean().item(),
-        "policy/legal": episodes.legal.float().mean().item(),
-        "policy/format": episodes.well_formed.float().mean().item(),
-        "policy/strict_share_of_solved": (episodes.strict.sum() / solved.sum().clamp(min=1)).item(),
-    }
+def kept_metrics(sampled: Scored, kept: Scored, algorithm: AlgorithmConfig) -> dict[str, int]:
+    """Of a step that chooses its groups: how many it sampled and how many it trained on."""
+    if algorithm.sampling == "plain":
+        return {}
+    return {"sampling/groups_sampled": len(sampled.rewards), "sampling/groups_kept": len(kept.rewards)}
 
 
 def validate(model: Transformer, environment: Environment, puzzles: list[Puzzle], config: Config) -> float:

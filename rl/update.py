@@ -10,26 +10,28 @@ from torch import Tensor
 
 from chessrl import distributed, notation
 from chessrl.config import AlgorithmConfig, OptimizerConfig
-from chessrl.model import Transformer
+from chessrl.model import Transformer, token_entropies, token_logprobs
 from chessrl.sampler import Rollout
 from chessrl.training import next_token_logprobs, optimizer_step, own_micro_batches
+from rl.credit import Credit
 from rl.objective import token_terms, token_weights
+from rl.value import Learner
 
-MEASURES = ("loss", "kl", "clip_ratio/low", "clip_ratio/high", "sampling/logp_difference/mean")  # sums over a minibatch's tokens
+# Sums over a minibatch's tokens; value_loss only with a value head.
+MEASURES = ("loss", "kl", "kl_from_reference", "clip_ratio/low", "clip_ratio/high", "sampling/logp_difference/mean", "value_loss")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Episodes ready for the update, B of them, prompt and answer in one row.
 
-    ``policy`` marks what the policy sampled; prompt, opponent moves and padding have zero advantage, mask and loss.
+    ``policy`` marks what the policy sampled and trains on; prompt, opponent moves and padding have no part in the loss.
     """
 
     tokens: Tensor  # (B, L) prompt then episode, <pad> padded
     lengths: Tensor  # (B,)
     policy: Tensor  # (B, L - 1) bool, aligned with the targets tokens[:, 1:]
     sampled: Tensor  # (B, L - 1) log-probabilities stored by the sampler
-    advantages: Tensor  # (B, 1)
     dropped: int  # sampled tokens whose log-probability is not finite: out of the loss, counted
 
     def rows(self, places: list[int] | np.ndarray) -> Batch:
@@ -37,13 +39,15 @@ class Batch:
         index = torch.as_tensor(places, device=self.tokens.device)
         length = int(self.lengths[index].max())
         return Batch(
-            self.tokens[index, :length], self.lengths[index], self.policy[index, : length - 1], self.sampled[index, : length - 1],
-            self.advantages[index], 0,
-        )  # fmt: skip
+            self.tokens[index, :length], self.lengths[index], self.policy[index, : length - 1], self.sampled[index, : length - 1], 0
+        )
 
 
-def build_batch(rollout: Rollout, advantages: Tensor) -> Batch:
-    """Prompt and episode side by side without padding between them: ids go from the sampler to the loss as they are."""
+def build_batch(rollout: Rollout, left_out: Tensor | None = None) -> Batch:
+    """Prompt and episode side by side without padding between them: ids go from the sampler to the loss as they are.
+
+    ``left_out`` (B,) bool: episodes that stay out of the loss.
+    """
     count = len(rollout.lengths)
     lengths = rollout.prompt_lengths + rollout.lengths
     longest, device = int(lengths.max()), rollout.tokens.device
@@ -59,13 +63,15 @@ def build_batch(rollout: Rollout, advantages: Tensor) -> Batch:
     sampled = torch.zeros((count, width), device=device)
     sampled[rows[inside], places[inside]] = rollout.logprobs[inside]
     finite = sampled.isfinite()
+    dropped = int((policy & ~finite).sum())
+    if left_out is not None:
+        policy = policy & ~left_out[:, None]
     return Batch(
         tokens=tokens[:, :longest],
         lengths=lengths,
         policy=(policy & finite)[:, 1:longest],
         sampled=torch.where(finite, sampled, 0.0)[:, 1:longest],
-        advantages=advantages.float()[:, None],
-        dropped=int((policy & ~finite).sum()),
+        dropped=dropped,
     )
 
 
@@ -80,38 +86,59 @@ def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> 
     return distributed.sum_tensor(scores)
 
 
+@torch.no_grad()
+def score_values(learner: Learner, batch: Batch, budget: int) -> Tensor:
+    """Values (B, L - 1) of the states before each of the batch's tokens but the first, 0 in the padding."""
+    scores = torch.zeros_like(batch.sampled)
+    for places in own_micro_batches(batch.lengths.tolist(), budget):
+        part = batch.rows(places)
+        _, values = learner.logits_and_values(part.tokens[:, :-1])
+        scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = values.to(scores.dtype)
+    return distributed.sum_tensor(scores)
+
+
 def minibatches(prompts: int, group: int, parts: int, seed: int, step: int, epoch: int) -> list[np.ndarray]:
     """The episodes of each minibatch of one pass: whole groups, shuffled by (seed, step, epoch) when there is more than one part."""
     order = np.arange(prompts)
+    parts = min(parts, prompts)  # a step that kept few groups has fewer parts
     if parts > 1:
         order = np.random.Generator(np.random.Philox(key=[seed, step * 1000 + epoch])).permutation(prompts)
     return [(part[:, None] * group + np.arange(group)).reshape(-1) for part in np.array_split(order, parts)]
 
 
 def accumulate_gradient(
-    model: Transformer, batch: Batch, reference: Tensor, algorithm: AlgorithmConfig, temperature: float, budget: int
+    learner: Learner, batch: Batch, credit: Credit, reference: Tensor, algorithm: AlgorithmConfig, temperature: float, budget: int
 ) -> dict[str, float]:
     """Add the gradient of one minibatch, the same for every size of micro-batch: weights are fixed over the whole before it is cut up.
 
     Of several processes each adds its share's part of that gradient; the measures are of the whole minibatch.
 
-    Returns means over the policy's tokens: loss (weighted as in the objective), kl, entropy aside, clip shares, drift from the sampler.
+    Returns means over the policy's tokens: loss (weighted as in the objective), KL both ways, clip shares, drift from the sampler.
     """
     weights = token_weights(batch.policy, algorithm.loss_norm, algorithm.loss_budget)
-    tokens = int(batch.policy.sum())
-    sums = dict.fromkeys(MEASURES, 0.0)
+    tokens = max(1, int(batch.policy.sum()))
+    sums = dict.fromkeys(MEASURES if credit.returns is not None else MEASURES[:-1], 0.0)
     drift = 0.0
     for places in own_micro_batches(batch.lengths.tolist(), budget):
         part, index = batch.rows(places), torch.as_tensor(places, device=batch.tokens.device)
         width = part.sampled.shape[1]
-        logprobs = next_token_logprobs(model, part.tokens, temperature)
-        terms = token_terms(logprobs, part.sampled, reference[index, :width], part.advantages, algorithm)
-        loss = torch.where(part.policy, terms.loss, 0.0) * weights[index, :width]
+        logits, values = learner.logits_and_values(part.tokens[:, :-1])
+        logprobs = token_logprobs(logits, part.tokens[:, 1:], temperature)
+        terms = token_terms(logprobs, part.sampled, reference[index, :width], credit.advantages[index, :width], algorithm, part.policy)
+        token_loss = terms.loss
+        if algorithm.entropy_bonus:
+            token_loss = token_loss - algorithm.entropy_bonus * token_entropies(logits, temperature)
+        if credit.returns is not None:
+            error = (values - credit.returns[index, :width]).square()
+            token_loss = token_loss + algorithm.value_coefficient * error
+            sums["value_loss"] += (error.detach().double() * part.policy).sum().item() / tokens
+        loss = torch.where(part.policy, token_loss, 0.0) * weights[index, :width]
         loss.sum().backward()
         difference = ((logprobs.detach() - part.sampled).abs() * part.policy).double()
         drift = max(drift, difference.max().item())
         sums["loss"] += loss.detach().double().sum().item()
         sums["kl"] += (terms.kl.detach().double() * part.policy).sum().item() / tokens
+        sums["kl_from_reference"] += (terms.kl_from_reference.double() * part.policy).sum().item() / tokens
         sums["clip_ratio/low"] += (terms.clipped_low & part.policy).sum().item() / tokens
         sums["clip_ratio/high"] += (terms.clipped_high & part.policy).sum().item() / tokens
         sums["sampling/logp_difference/mean"] += difference.sum().item() / tokens
@@ -120,9 +147,10 @@ def accumulate_gradient(
 
 
 def update(
-    model: Transformer,
+    learner: Learner,
     optimizer: torch.optim.AdamW,
     batch: Batch,
+    credit: Credit,
     reference: Tensor,
     algorithm: AlgorithmConfig,
     settings: OptimizerConfig,
@@ -139,8 +167,8 @@ def update(
     for epoch in range(algorithm.epochs):
         for rows in minibatches(prompts, algorithm.group, algorithm.minibatches, seed, step, epoch):
             part, index = batch.rows(rows), torch.as_tensor(rows, device=batch.tokens.device)
-            measures = accumulate_gradient(model, part, reference[index], algorithm, temperature, budget)
-            norm = optimizer_step(model, optimizer, rate, settings.clip)
+            measures = accumulate_gradient(learner, part, credit.rows(index), reference[index], algorithm, temperature, budget)
+            norm = optimizer_step(learner, optimizer, rate, settings.clip)
             measured.append(measures | {"grad_norm": norm.item()})
     means = {key: float(np.mean([measures[key] for measures in measured])) for key in measured[0]}
     first = {key: value for key, value in measured[0].items() if key.startswith("sampling/")}

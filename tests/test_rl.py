@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from chessrl import notation
-from chessrl.config import AlgorithmConfig, OptimizerConfig, RewardConfig
-from chessrl.engine_labels import position_key
+from chessrl.config import AlgorithmConfig, OptimizerConfig
 from chessrl.environment import build_environment
 from chessrl.errors import UserError
 from chessrl.model import build_model
 from chessrl.puzzles import prompt_tokens
 from chessrl.sampler import OUTCOMES, SamplingSettings, rollout
 from chessrl.training import build_optimizer
+from rl.credit import Credit
 from rl.objective import group_advantages, token_terms, token_weights
-from rl.rewards import check_reward, reward_parts, total_reward
-from rl.train import puzzles_of_step
+from rl.sampling import puzzles_of_step
 from rl.update import accumulate_gradient, build_batch, minibatches, score, update
+from rl.value import Learner
 from tests.test_sampler import PUZZLES, trained_model
 
 GRPO = AlgorithmConfig("grpo", group=4)
@@ -32,6 +32,10 @@ def episodes(protocol: str = "think", group: int = 4, seed: int = 0):
     environment = build_environment(PUZZLES)
     prompts = [prompt_tokens(puzzle, "snapshot", think=protocol == "think") for puzzle in PUZZLES]
     return model, rollout(model, environment, list(range(len(PUZZLES))), prompts, group, SamplingSettings(protocol, 1.0, 6, seed=seed))
+
+
+def credit_of(advantages: torch.Tensor) -> Credit:
+    return Credit(advantages.flatten().float()[:, None])
 
 
 # ---- advantages ---------------------------------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ def test_a_large_log_ratio_stays_finite(difference):
 
 def test_batch_rows_are_prompt_and_episode_with_the_policys_tokens_marked():
     _, result = episodes("answer", group=16)
-    batch = build_batch(result, torch.zeros(len(result.lengths)))
+    batch = build_batch(result)
     turns = 0
     for row in range(len(result.lengths)):
         prompt = result.prompts[row, : result.prompt_lengths[row]].tolist()
@@ -138,7 +142,7 @@ def test_batch_rows_are_prompt_and_episode_with_the_policys_tokens_marked():
 
 def test_the_closing_tokens_are_trained_and_the_opponents_are_not():
     _, result = episodes("think", group=64)
-    batch = build_batch(result, torch.zeros(len(result.lengths)))
+    batch = build_batch(result)
     targets = batch.tokens[:, 1:]
     answered = torch.tensor([OUTCOMES[code] in ("solved", "wrong", "illegal") for code in result.outcome.tolist()])
     called = (targets == notation.CALL_ENV) & answered[:, None]
@@ -151,14 +155,14 @@ def test_the_closing_tokens_are_trained_and_the_opponents_are_not():
 def test_gradient_does_not_depend_on_the_micro_batch(norm):
     model, result = episodes("think", group=4)
     rewards = torch.rand(len(PUZZLES), 4, generator=torch.Generator().manual_seed(0))
-    batch = build_batch(result, group_advantages(rewards, "group_std", 1e-6).flatten())
+    batch, credit = build_batch(result), credit_of(group_advantages(rewards, "group_std", 1e-6))
     assert len(set(batch.lengths.tolist())) > 3
     reference = score(build_model(model.config, seed=9), batch, 1.0, 4096)
     algorithm = AlgorithmConfig("grpo", group=4, loss_norm=norm, beta=0.1)
     gradients = []
     for budget in (1, 64, 128, 256, 10_000):  # from one episode at a time to all at once
         model.zero_grad()
-        measures = accumulate_gradient(model, batch, reference, algorithm, 1.0, budget)
+        measures = accumulate_gradient(Learner(model, None), batch, credit, reference, algorithm, 1.0, budget)
         gradients.append((measures["loss"], torch.cat([p.grad.flatten() for p in model.parameters()])))
     model.zero_grad()
     for loss, gradient in gradients[1:]:
@@ -168,18 +172,19 @@ def test_gradient_does_not_depend_on_the_micro_batch(norm):
 
 def test_groups_of_equal_rewards_give_no_gradient_without_kl():
     model, result = episodes("answer")
-    batch = build_batch(result, group_advantages(torch.ones(len(PUZZLES), 4), "group_std", 1e-6).flatten())
-    accumulate_gradient(model, batch, score(model, batch, 1.0, 4096), AlgorithmConfig("grpo", group=4, beta=0.0), 1.0, 4096)
+    batch, credit = build_batch(result), credit_of(group_advantages(torch.ones(len(PUZZLES), 4), "group_std", 1e-6))
+    algorithm = AlgorithmConfig("grpo", group=4, beta=0.0)
+    accumulate_gradient(Learner(model, None), batch, credit, score(model, batch, 1.0, 4096), algorithm, 1.0, 4096)
     assert all((parameter.grad == 0).all() for parameter in model.parameters())
     model.zero_grad()
 
 
 def test_kl_is_zero_at_the_start_and_sampler_and_trainer_agree():
     model, result = episodes("think", group=8)
-    batch = build_batch(result, torch.ones(len(result.lengths)))
-    measures = accumulate_gradient(model, batch, score(model, batch, 1.0, 512), GRPO, 1.0, 512)
+    batch, credit = build_batch(result), credit_of(torch.ones(len(result.lengths)))
+    measures = accumulate_gradient(Learner(model, None), batch, credit, score(model, batch, 1.0, 512), GRPO, 1.0, 512)
     model.zero_grad()
-    assert measures["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert measures["kl"] == pytest.approx(0.0, abs=1e-9) and measures["kl_from_reference"] == pytest.approx(0.0, abs=1e-9)
     assert measures["sampling/logp_difference/max"] < 1e-5
     assert measures["clip_ratio/low"] == measures["clip_ratio/high"] == 0
 
@@ -188,12 +193,14 @@ def test_learning_rate_zero_changes_nothing_over_several_updates():
     model, result = episodes("answer")
     algorithm = AlgorithmConfig("grpo", group=4, epochs=2, minibatches=3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    batch = build_batch(result, group_advantages(torch.rand(len(PUZZLES), 4), "group_std", 1e-6).flatten())
+    rewards = torch.rand(len(PUZZLES), 4, generator=torch.Generator().manual_seed(1))
+    batch, credit = build_batch(result), credit_of(group_advantages(rewards, "group_std", 1e-6))
     reference = score(model, batch, 1.0, 4096)
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.0))
     measures = update(
-        model, optimizer, batch, reference, algorithm, OptimizerConfig(), rate=0.0, temperature=1.0, budget=999, seed=0, step=1
-    )
+        Learner(model, None), optimizer, batch, credit, reference, algorithm, OptimizerConfig(),
+        rate=0.0, temperature=1.0, budget=999, seed=0, step=1,
+    )  # fmt: skip
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert measures["kl"] == pytest.approx(0.0, abs=1e-9)
 
@@ -201,10 +208,10 @@ def test_learning_rate_zero_changes_nothing_over_several_updates():
 def test_a_sampled_token_without_finite_logprob_leaves_the_loss_and_is_counted():
     model, result = episodes("answer")
     result.logprobs[0, 0] = -torch.inf
-    batch = build_batch(result, torch.ones(len(result.lengths)))
+    batch, credit = build_batch(result), credit_of(torch.ones(len(result.lengths)))
     assert batch.dropped == 1
     assert not batch.policy[0, int(result.prompt_lengths[0]) - 1]
-    measures = accumulate_gradient(model, batch, score(model, batch, 1.0, 4096), GRPO, 1.0, 4096)
+    measures = accumulate_gradient(Learner(model, None), batch, credit, score(model, batch, 1.0, 4096), GRPO, 1.0, 4096)
     model.zero_grad()
     assert math.isfinite(measures["loss"])
 
@@ -226,42 +233,3 @@ def test_no_puzzle_is_asked_twice_in_a_pass_and_all_are_asked_in_time():
         ]
         assert all(len(set(asked)) == len(asked) == per_pass * prompts for asked in passes)
         assert set().union(*passes) == set(range(count))
-
-
-# ---- rewards ------------------------------------------------------------------------------------------------------------------------------
-
-
-def test_reward_parts_follow_the_outcome():
-    _, result = episodes("think", group=64)
-    parts = reward_parts(result, {"line": 1.0, "legal": 0.1, "format": 0.1})
-    assert len(set(result.outcome.tolist())) >= 5
-    for row, code in enumerate(result.outcome.tolist()):
-        outcome = OUTCOMES[code]
-        assert parts["line"][row] == (outcome == "solved")
-        assert parts["legal"][row] == (outcome in ("solved", "wrong"))
-        assert parts["format"][row] == (outcome in ("solved", "wrong", "illegal"))
-    assert total_reward(parts, {"line": 1.0, "legal": 0.1, "format": 0.1}).max().item() == pytest.approx(1.2)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (RewardConfig("x", {}), "reward.weights is empty"),
-        (RewardConfig("x", {"style": 1.0}), "reward.weights.style"),
-        (RewardConfig("x", {"engine": 1.0}, "line"), "needs reward.accept=engine"),
-        (RewardConfig("x", {"line": 1.0}, "oracle"), "reward.accept='oracle'"),
-    ],
-)
-def test_rewards_that_cannot_be_paid_are_refused(config, message):
-    with pytest.raises(UserError, match=message):
-        check_reward(config)
-
-
-def test_engine_accepted_moves_solve_but_are_not_the_lines():
-    puzzle = PUZZLES[0]
-    board = puzzle.board()
-    environment = build_environment([puzzle], {position_key(board): ["a1a7"]})
-    keys = environment.edge_key[0].tolist()
-    assert keys == [notation.move_key(board, board.parse_uci(uci)) for uci in ("a1a8", "a1a7")]
-    assert environment.edge_line[0].tolist() == [True, False]
-    assert environment.edge_next[0].tolist() == [-1, -1]

@@ -1,0 +1,297 @@
+"""Whole RL runs at toy size: every algorithm and reward, what a step samples and keeps, exact resume with all that moves, warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from chessrl.checkpoint import load_model
+from chessrl.config import AlgorithmConfig, Config, HealthConfig
+from chessrl.launch import CONF, compose
+from chessrl.model import Cost
+from chessrl.run import Run
+from chessrl.sampler import Rollout
+from chessrl.signals import Interrupted
+from rl import rewards as rewards_module
+from rl import train as rl
+from rl.gathering import joined, selected
+from rl.health import Watch, distinct_answers, told_mean
+from rl.sampling import Scored, collect, puzzles_of_step, rounds_of_step
+from tests import tiny
+
+ALGORITHMS = sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
+SMALL = ["rl.steps=2", "rl.prompts=4", "algorithm.group=4", "rl.validation_puzzles=4"]
+
+
+def configured(runs: dict[str, Path], outputs: Path, *overrides: str) -> Config:
+    """A toy RL run; its reward pays what the tiny policy sometimes does."""
+    sizes = [size for size in tiny.SIZES if "reward" not in size]
+    given = [f"outputs={tiny.share_data(outputs, runs) if not (outputs / 'data').exists() else outputs}", f"parent={runs['sft']}"]
+    return compose("rl", ["experiment=toy", "reward=format", *tiny.MODEL, *sizes, *given, *SMALL, *overrides])
+
+
+def weights_of(directory: Path) -> dict[str, torch.Tensor]:
+    return load_model(directory / "model").state_dict()
+
+
+# ---- algorithms and rewards -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains(name, tiny_runs, tmp_path):
+    small = {"dapo": ["algorithm.minibatches=2"], "pass_at_k": ["algorithm.pass_k=2"]}.get(name, [])
+    status, directory = tiny.start("rl", configured(tiny_runs, tmp_path, f"algorithm={name}", "rl.bins=[B1]", *small))
+    assert status == 0
+    lines = tiny.metrics_of(directory)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line.get("grad_norm", 0.0) for line in lines) > 0, "no group had a signal: the test shows nothing"
+    start = weights_of(tiny_runs["sft"])
+    assert any(not torch.equal(value, start[key]) for key, value in weights_of(directory).items())
+    assert ("value_loss" in lines[-1]) == (name == "ppo")
+
+
+@pytest.mark.parametrize("name", ["random", "majority", "incorrect", "behaviour", "line_format", "noisy_line", "short"])
+def test_every_reward_that_needs_no_engine_is_paid_and_logged(name, tiny_runs, tmp_path):
+    config = configured(tiny_runs, tmp_path, f"reward={name}", "rl.steps=1", "reward.label_samples=4")
+    status, directory = tiny.start("rl", config)
+    (line,) = tiny.metrics_of(directory)
+    assert status == 0
+    for part in config.reward.weights:
+        assert (f"reward/{part}" in line) == (line["frac_reward_untold"] < 1)
+    if "reward" in line:
+        assert line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
+
+
+def test_no_key_of_an_algorithm_or_reward_changes_the_identity_of_a_run_that_does_not_use_it():
+    """Finished runs keep their directories: what came later is neutral or local."""
+    first = {"name", "group", "advantage", "std_floor", "loss_norm", "loss_budget", "clip_low", "clip_high", "beta", "epochs", "minibatches"}
+    for section, known in ((AlgorithmConfig, first), (compose("rl", []).reward.__class__, {"name", "weights", "accept"})):
+        for field in dataclasses.fields(section):
+            assert field.name in known or field.metadata.get("identity") in ("neutral", "local"), field.name
+
+
+# ---- what a step samples ----------------------------------------------------------------------------------------------------------------
+
+
+def scored(rewards: list[list[float]], puzzles: list[int]) -> Scored:
+    """Groups with given rewards; the episodes hold nothing but their puzzle."""
+    table = torch.tensor(rewards)
+    count = table.numel()
+    blank = {field.name: torch.zeros(count, dtype=torch.int64) for field in dataclasses.fields(Rollout)}
+    blank["puzzles"] = torch.tensor(puzzles).repeat_interleave(table.shape[1])
+    return Scored(Rollout(**blank), {"part": table.flatten()}, table, table.flatten(), table.flatten() > 0, blank["puzzles"])
+
+
+def test_dynamic_sampling_fills_the_step_with_groups_that_vary_in_the_order_in_which_they_came():
+    """By variance: a group of equal rewards that are neither 0 nor 1 is no group to learn from."""
+    rounds = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    varies, constant, half = [1.0, 0.0], [1.0, 1.0], [0.5, 0.5]
+    paid = {0: constant, 1: varies, 2: half, 3: varies, 4: varies, 5: varies, 6: varies, 7: varies, 8: varies}
+    asked = []
+
+    def score(puzzles):
+        asked.append(puzzles)
+        return scored([paid[puzzle] for puzzle in puzzles], puzzles)
+
+    sampled, kept = collect(iter(rounds), score, AlgorithmConfig(sampling="dynamic", sampling_rounds=10))
+    assert asked == rounds[:2] and len(sampled.rewards) == 6
+    assert kept.episodes.puzzles.tolist() == [1, 1, 3, 3, 4, 4]
+    sampled, kept = collect(iter(rounds), score, AlgorithmConfig(sampling="filter"))
+    assert len(sampled.rewards) == 3 and kept.episodes.puzzles.tolist() == [1, 1]
+    sampled, kept = collect(iter(rounds), score, AlgorithmConfig())
+    assert sampled is kept
+
+
+def test_dynamic_sampling_makes_do_with_what_its_rounds_gave():
+    def score(puzzles):
+        return scored([[1.0, 1.0] if puzzle else [1.0, 0.0] for puzzle in puzzles], puzzles)
+
+    rounds = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    sampled, kept = collect(iter(rounds), score, AlgorithmConfig(sampling="dynamic", sampling_rounds=3))
+    assert len(sampled.rewards) == 6 and kept.episodes.puzzles.tolist() == [0, 0]
+    sampled, _ = collect(iter(rounds[:2]), score, AlgorithmConfig(sampling="dynamic", sampling_rounds=3))
+    assert len(sampled.rewards) == 4, "the puzzles were used up"
+
+
+def test_untold_groups_are_replaced_by_dynamic_sampling():
+    def score(puzzles):
+        return scored([[math.nan, math.nan] if puzzle < 2 else [1.0, 0.0] for puzzle in puzzles], puzzles)
+
+    _, kept = collect(iter([[0, 1], [2, 3]]), score, AlgorithmConfig(sampling="dynamic"))
+    assert kept.episodes.puzzles.tolist() == [2, 2, 3, 3]
+
+
+def test_rounds_of_a_step_ask_no_puzzle_twice_and_begin_with_the_steps_own():
+    rounds = list(rounds_of_step(23, 4, 0, 3))
+    assert rounds[0] == puzzles_of_step(23, 4, 0, 3)
+    flat = [puzzle for one in rounds for puzzle in one]
+    assert len(flat) == len(set(flat)) == 20 and all(len(one) == 4 for one in rounds)
+    assert rounds == list(rounds_of_step(23, 4, 0, 3)) and rounds[1] != list(rounds_of_step(23, 4, 0, 4))[1]
+
+
+def test_joined_rollouts_are_their_rows_padded_to_the_longest():
+    def made(width: int, count: int, value: int) -> Rollout:
+        columns = {}
+        for field in dataclasses.fields(Rollout):
+            wide = field.name in ("prompts", "tokens", "policy", "logprobs", "entropies")
+            columns[field.name] = torch.full((count, width) if wide else (count,), value)
+        return Rollout(**columns)
+
+    both = joined([made(2, 1, 5), made(4, 2, 7)])
+    assert both.tokens.shape == (3, 4) and both.lengths.tolist() == [5, 7, 7]
+    assert (both.logprobs[0].tolist() == [5, 5, 0, 0] and both.tokens[0, 2:].unique().tolist() == [85 + 15]) or both.tokens[0, 2] != 0
+    assert selected(both, torch.tensor([False, True, True])).tokens.tolist() == made(4, 2, 7).tokens.tolist()
+
+
+def test_what_is_sampled_and_not_trained_on_costs_2n_a_token(tiny_runs, tmp_path):
+    config = configured(tiny_runs, tmp_path, "algorithm=dapo", "algorithm.minibatches=1", "rl.bins=[B1]")
+    _, directory = tiny.start("rl", config)
+    lines = tiny.metrics_of(directory)
+    assert any(line["sampling/groups_sampled"] > line["sampling/groups_kept"] for line in lines)
+    assert all(line["sampling/groups_kept"] <= config.rl.prompts for line in lines)
+    summary = json.loads((directory / "summary.json").read_text())
+    n = Cost.of(config.model).parameters_without_embeddings
+    assert 2 * n * summary["tokens"] < summary["flops"] < 10 * n * summary["tokens"]
+
+
+# ---- exact resume -----------------------------------------------------------------------------------------------------------------------
+
+MOVING = {
+    "value head and moving reference": ["algorithm=ppo", "algorithm.reference_period=2", "algorithm.reference_resets_optimizer=true"],
+    "dynamic sampling": ["algorithm=dapo", "algorithm.minibatches=2"],
+    "labels": ["reward=majority", "reward.label_samples=4"],  # what they cost is counted once
+    "greedy baseline and random reward": ["algorithm=remax", "reward=random"],
+}
+
+
+@pytest.mark.parametrize("moving", MOVING)
+def test_a_run_stopped_after_any_step_goes_on_exactly(moving, tiny_runs, tmp_path, monkeypatch):
+    overrides = [*MOVING[moving], "rl.steps=4", "rl.bins=[B1]", "run.checkpoint_steps=1"]
+    _, whole = tiny.start("rl", configured(tiny_runs, tmp_path / "whole", *overrides))
+    config = configured(tiny_runs, tmp_path / "stopped", *overrides)
+    checkpoint = Run.checkpoint
+
+    def stop_after(self, step, last, state):
+        checkpoint(self, step, last, state)
+        if step == 2:
+            raise Interrupted(15)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "checkpoint", stop_after)
+        assert tiny.start("rl", config)[0] == 128 + 15
+    status, stopped = tiny.start("rl", config)
+    assert status == 0 and tiny.metrics_of(stopped) == tiny.metrics_of(whole)
+    assert all(torch.equal(value, weights_of(whole)[key]) for key, value in weights_of(stopped).items())
+
+
+def test_the_reference_follows_the_policy_at_its_period(tiny_runs, tmp_path):
+    """KL is measured before the update of a step: 0 in the step after the reference moved, and only there."""
+    config = configured(tiny_runs, tmp_path, "rl.steps=6", "algorithm.reference_period=3", "algorithm.beta=0", "rl.bins=[B1]")
+    _, directory = tiny.start("rl", config)
+    moved = [line["kl"] < 1e-9 for line in tiny.metrics_of(directory)]
+    assert moved[0] and moved[3] and not moved[2] and not moved[5]
+
+
+def test_a_step_without_any_signal_leaves_a_filtering_policy_as_it_is(tiny_runs, tmp_path, capsys):
+    config = configured(tiny_runs, tmp_path, "algorithm.sampling=filter", "reward=random", "reward.random_rate=0", "health.constant_steps=2")
+    status, directory = tiny.start("rl", config)
+    assert status == 0
+    start = weights_of(tiny_runs["sft"])
+    assert all(torch.equal(value, start[key]) for key, value in weights_of(directory).items())
+    assert all("loss" not in line and line["sampling/groups_kept"] == 0 for line in tiny.metrics_of(directory))
+    assert capsys.readouterr().out.count("equal rewards within every group, so nothing was learned") == 1
+
+
+def test_truncated_episodes_leave_the_loss_and_stay_in_the_baseline(tiny_runs, tmp_path):
+    short = ["rl.steps=1", "rl.thinking_budget=6"]
+    lines = {}
+    for key in ("false", "true"):
+        _, directory = tiny.start("rl", configured(tiny_runs, tmp_path, *short, f"algorithm.overlong_filter={key}"))
+        (lines[key],) = tiny.metrics_of(directory)
+    assert lines["true"]["completions/clipped_ratio"] > 0
+    assert lines["true"]["loss_tokens"] < lines["false"]["loss_tokens"] and lines["true"]["reward_std"] == lines["false"]["reward_std"]
+
+
+# ---- adding a part ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_grader_that_fails_ends_the_run_and_pays_nobody(tiny_runs, tmp_path, monkeypatch):
+    """``except: return 0`` would hide it."""
+
+    def broken(evidence):
+        raise ZeroDivisionError("in the grader")
+
+    monkeypatch.setitem(rewards_module.PARTS, "format", broken)
+    with pytest.raises(ZeroDivisionError, match="in the grader"):
+        tiny.start("rl", configured(tiny_runs, tmp_path))
+
+
+def test_untold_rewards_are_counted(tiny_runs, tmp_path, monkeypatch):
+    def sometimes(evidence):
+        known = torch.arange(len(evidence.rollout.lengths)) % 4 != 0
+        return rewards_module.Told(evidence.rollout.well_formed, known)
+
+    monkeypatch.setitem(rewards_module.PARTS, "format", sometimes)
+    _, directory = tiny.start("rl", configured(tiny_runs, tmp_path, "rl.steps=1"))
+    (line,) = tiny.metrics_of(directory)
+    assert line["frac_reward_untold"] == 0.25
+
+
+# ---- health -----------------------------------------------------------------------------------------------------------------------------
+
+WELL = {
+    "frac_reward_zero_std": 0.2, "entropy": 1.0, "kl": 0.01, "kl_from_reference": 0.01, "sampling/logp_difference/mean": 1e-6, "grad_norm": 1.0,
+    "reward/gap": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("entropy", {"entropy": 0.001}, "crossed health.entropy=0.02: the policy has collapsed"),
+        ("kl", {"kl": 2.0}, "crossed health.kl=1: the policy is far from its reference"),
+        ("kl", {"kl_from_reference": 2.0}, "crossed health.kl=1"),
+        ("drift", {"sampling/logp_difference/mean": 0.2}, "crossed health.drift=0.05: sampler and trainer disagree"),
+        ("grad_norm", {"grad_norm": 1e4}, "crossed health.grad_norm=100"),
+        ("reward_gap", {"reward/gap": 0.6}, "crossed health.reward_gap=0.3: the reward rises without the oracle's"),
+    ],
+)
+def test_a_bound_that_is_crossed_is_told_once(name, values, message, capsys):
+    watch = Watch(HealthConfig())
+    parts = {"line": torch.tensor([1.0, 0.0])}
+    watch.look(1, WELL, parts)
+    assert capsys.readouterr().out == ""
+    for step in (2, 3):
+        watch.look(step, WELL | values, parts)
+    output = capsys.readouterr().out
+    assert output.count(message) == 1 and output.startswith("rl: step 2") and output.count("\n") == 1
+
+
+def test_a_reward_part_that_never_varies_is_told_after_so_many_steps_and_an_untold_one_as_well(capsys):
+    watch = Watch(HealthConfig(constant_steps=3))
+    varied, constant, untold = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([math.nan, math.nan])
+    for step in range(1, 6):
+        watch.look(step, WELL, {"line": varied, "legal": constant, "majority": untold, "format": varied if step == 3 else constant})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all("was the same for every episode for 3 steps in a row" in line for line in lines)
+    assert "part legal" in lines[0] and "part majority" in lines[1]
+
+
+def test_distinct_answers_are_counted_within_groups_among_legal_ones():
+    answers = torch.tensor([7, 7, 9, 5, 5, 5, 5, 5])
+    legal = torch.tensor([True, True, True, False, True, True, True, True])
+    assert distinct_answers(answers, legal, 4) == (2 + 1) / 2
+
+
+def test_means_are_over_what_could_be_told():
+    assert told_mean(torch.tensor([1.0, math.nan, 0.0])) == 0.5 and math.isnan(told_mean(torch.tensor([math.nan])))
+
+
+def test_an_oracle_engine_enters_no_identity(tiny_runs, tmp_path):
+    identity = rl.identity(configured(tiny_runs, tmp_path, "reward.oracle=engine"))
+    assert "engine" not in identity, "an oracle is logged and changes nothing"
