@@ -68,6 +68,14 @@ def wrong_reward(table: MoveTable) -> Reward:
     return Reward(torch.where(table.solving | ~table.legal, 0.0, labels))
 
 
+# ---- the network's advantages ----------------------------------------------------------------------------------------------------------
+
+
+def advantages_of(rewards: Tensor, algorithm: AlgorithmConfig) -> Tensor:
+    """Advantages (groups, G) of rewards (groups, G), as in the network's loop."""
+    return group_advantages(rewards, algorithm.advantage, algorithm.std_floor)
+
+
 # ---- sampled groups ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +102,7 @@ def sample_groups(logits: Tensor, reward: Reward, groups: int, algorithm: Algori
     rewards = reward.values.gather(1, moves)
     if reward.drawn:
         rewards = (uniform(combine(keys, 0)) < rewards).double()
-    advantages = group_advantages(rewards.view(-1, algorithm.group), algorithm.advantage, algorithm.std_floor)
+    advantages = advantages_of(rewards.view(-1, algorithm.group), algorithm)
     return Draws(moves, logprobs.gather(1, moves), rewards, advantages.view(puzzles, count))
 
 
@@ -132,7 +140,7 @@ def advantages_by_count(algorithm: AlgorithmConfig) -> tuple[np.ndarray, np.ndar
     """The network's advantage of a right and of a wrong sample in a group with m right ones, (G + 1,) each by m; 0 where there is nobody."""
     group = algorithm.group
     rewards = torch.tril(torch.ones(group + 1, group, dtype=torch.float64), -1)  # row m: m ones, then zeros
-    advantages = group_advantages(rewards, algorithm.advantage, algorithm.std_floor).numpy()
+    advantages = advantages_of(rewards, algorithm).numpy()
     right, wrong = advantages[:, 0].copy(), advantages[:, -1].copy()
     right[0], wrong[-1] = 0.0, 0.0
     return right, wrong
