@@ -114,9 +114,14 @@ def passk_steps_figure(measured: pd.DataFrame) -> Figure:
 
 def _clip_sections(run: Path, table: pd.DataFrame, suffix: str, notes: tuple[str, ...]) -> list[Section]:
     clipped = table[table["clip"].notna()]
-    active = clipped[clipped.groupby(["updates", "lr"])["top_clip_effect"].transform("any")]
-    never = sorted(set(clipped["updates"]) - set(active["updates"]))
-    notes += tuple(f"M = {updates}: the effect is exactly 0 throughout, so it has no panel." for updates in never)
+    shown = []
+    for (updates, rate), cells in clipped.groupby(["updates", "lr"]):
+        if _beyond_noise(cells, 1) or _beyond_noise(cells, -1):
+            shown.append(cells)
+        else:
+            size = "is exactly 0 throughout" if not cells["top_clip_effect"].any() else "is nowhere beyond its interval"
+            notes += (f"M = {updates}, lr = {rate:g}: the effect {size}, so it has no panel.",)
+    active = pd.concat(shown) if shown else clipped.iloc[:0]
     return [
         Section(
             f"clip_bias{suffix}", "What clipping does under random reward",
@@ -128,10 +133,20 @@ def _clip_sections(run: Path, table: pd.DataFrame, suffix: str, notes: tuple[str
     ]  # fmt: skip
 
 
+def _beyond_noise(cells: pd.DataFrame, sign: int) -> bool:
+    """Whether some cell's effect has this sign beyond its 95 % interval."""
+    return bool((sign * cells["top_clip_effect"] > Z_95 * cells["top_clip_effect_se"]).any())
+
+
 def sign_changes(clipped: pd.DataFrame) -> tuple[str, ...]:
-    """For every (M, lr, eps) the top probability at which the clip's effect turns from below to above 0, by linear interpolation."""
+    """The top probability at which the clip's effect turns from below to above 0, by linear interpolation.
+
+    For every (M, lr, eps) with effects of both signs beyond their intervals.
+    """
     found = []
     for (updates, rate, clip), rows in clipped.groupby(["updates", "lr", "clip"]):
+        if not (_beyond_noise(rows, 1) and _beyond_noise(rows, -1)):
+            continue
         rows = rows.sort_values("top_probability")
         x, y = rows["top_probability"].to_numpy(), rows["top_clip_effect"].to_numpy()
         turns = np.flatnonzero((y[:-1] < 0) & (y[1:] > 0))

@@ -151,7 +151,8 @@ class AlgorithmConfig:
     name: str = local("")
     group: int = 8  # G samples per prompt (Shen et al.: 8)
     # group_std: (r - mean) / std within the group; group_mean: r - mean; leave_one_out: r - mean of the others; batch_std: r - mean of the
-    # group, over the batch's std; pass_at_k; raw: r; whitened_returns: rewards to come, z-scored over the batch's tokens; gae: with a value head
+    # group, over the batch's std; pass_at_k; raw: r; over_mean: r / mean of the group;
+    # whitened_returns: rewards to come, z-scored over the batch's tokens; gae: with a value head
     advantage: str = "group_std"
     std_floor: float = 1e-6  # groups with a smaller reward std have zero advantage
     # sequence: 1/|o| per sample, then the mean (DeepSeekMath); token: over all tokens of the step (DAPO);
@@ -328,6 +329,9 @@ class TabularConfig:
     inner_rate: float = 0.1
     lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
     seed: int = 0  # prior and samples
+
+
+TABULAR = "tabular"  # a pipeline of this stage alone is python -m rl.tabular and its report
 
 
 @dataclass

@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "evaluate.verifier": ("line", "engine"),
     "algorithm.advantage": (
         *("group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw"),
-        *("whitened_returns", "gae"),
+        *("over_mean", "whitened_returns", "gae"),
     ),
     "algorithm.ratio": ("token", "sequence", "cispo", "unclipped", "log_prob"),
     "algorithm.kl": ("k3", "k2", "k1_reward"),

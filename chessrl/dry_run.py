@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_steps
-from chessrl.config import BudgetConfig, Config, ModelConfig
+from chessrl.config import TABULAR, BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
 from chessrl.model import Cost
@@ -106,6 +106,8 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
     stages = COMMANDS.get(command, config.pipeline.stages)
     sequence = expected_sequence_tokens(config)
     try:
+        if TABULAR in stages:
+            raise UserError("there is no estimate for tables, which have no model")
         if config.parent:
             parent = read_summary(Path(config.parent))
             config.model = ModelConfig(**parent["model"])

@@ -21,14 +21,13 @@ from pathlib import Path
 
 from chessrl.budgets import check_pipeline
 from chessrl.checkpoint import write_json
-from chessrl.config import Config
+from chessrl.config import TABULAR, Config
 from chessrl.errors import UserError
 from chessrl.run import RUN_DIRECTORY_FILE, digest, finished
 from chessrl.signals import die_with_parent, stop_signals
 from chessrl.world import puzzle_table
 
 STAGES = ("pretrain", "sft", "rl")
-TABULAR = "tabular"  # python -m rl.tabular, which needs none of them
 ENGINE_PUZZLES = 200  # of the engine-verified evaluation: labels of all moves cost about a tenth of a second a position
 
 
@@ -40,6 +39,21 @@ class StageFailed(UserError):
     def __init__(self, status: int, message: str):
         super().__init__(message)
         self.status = status
+
+
+def run_tabular(config: Config, overrides: Sequence[str]) -> int:
+    """A pipeline of tables: the run and its report."""
+
+    def call(module: str, *extra: str) -> Path | None:
+        command = [sys.executable, "-m", module, *overrides, *extra]
+        print(f"\n{shlex.join(['python', *command[1:]])}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            return run_child(command, Path(folder) / "directory")
+
+    directory = call("rl.tabular", "run.wait=true")
+    if config.pipeline.report:
+        call("analysis", f"runs=[{quoted(directory)}]")
+    return 0
 
 
 def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
@@ -97,21 +111,6 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         progress.unlink(missing_ok=True)
     elapsed = time.monotonic() - start
     print(f"\npipeline finished in {elapsed // 60:.0f} min {elapsed % 60:02.0f} s", flush=True)
-    return 0
-
-
-def run_tabular(config: Config, overrides: Sequence[str]) -> int:
-    """A pipeline of tables: the run and its report."""
-
-    def call(module: str, *extra: str) -> Path | None:
-        command = [sys.executable, "-m", module, *overrides, *extra]
-        print(f"\n{shlex.join(['python', *command[1:]])}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            return run_child(command, Path(folder) / "directory")
-
-    directory = call("rl.tabular", "run.wait=true")
-    if config.pipeline.report:
-        call("analysis", f"runs=[{quoted(directory)}]")
     return 0
 
 

@@ -89,6 +89,12 @@ def _pass_at_k(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
     return torch.where(told, advantages, 0.0)
 
 
+def _over_mean(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
+    """r / mean of the group, 0 where that is 0: fine-tuning on what was rewarded, which ascends log p (science.md 1.5)."""
+    mean = rewards.nanmean(1, keepdim=True)
+    return torch.where(mean > std_floor, rewards / mean.clamp(min=std_floor), 0.0)
+
+
 ADVANTAGES: dict[str, Callable[[Tensor, float, int], Tensor]] = {
     "group_std": _group_std,
     "group_mean": _group_mean,
@@ -96,6 +102,7 @@ ADVANTAGES: dict[str, Callable[[Tensor, float, int], Tensor]] = {
     "batch_std": _batch_std,
     "pass_at_k": _pass_at_k,
     "raw": _raw,
+    "over_mean": _over_mean,
 }
 
 

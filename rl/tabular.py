@@ -69,6 +69,12 @@ def check(config: Config) -> None:
         if settings.groups % count:
             key = "tabular.updates" if settings.study == "clip_bias" else "algorithm.minibatches"
             raise UserError(f"{key}={count}: expected a divisor of tabular.groups={settings.groups}, since a part needs whole groups")
+    wanted = {"clip_bias": "random", "success_recursion": "solving"}.get(settings.study, settings.reward)
+    if settings.reward != wanted:
+        raise UserError(f"tabular.reward={settings.reward}: tabular.study={settings.study} is about {wanted}; set that, or tabular.study=train")
+    if settings.study == "clip_bias" and (settings.policy or algorithm.epochs != 1):
+        given = f"tabular.policy={settings.policy}" if settings.policy else f"algorithm.epochs={algorithm.epochs}"
+        raise UserError(f"{given}: tabular.study=clip_bias has its own start policies (tabular.tops) and numbers of updates (tabular.updates)")
     if settings.study == "train" and settings.exact and algorithm.epochs * algorithm.minibatches != 1:
         raise UserError("tabular.exact=true: expected algorithm.epochs=1 and algorithm.minibatches=1, for the gradient is that of one update")
 

@@ -55,7 +55,7 @@ def clip_bias_rows(top: float, updates: int, rate: float, settings: TabularConfi
     A puzzle's row is its seed: all start alike, ``top`` on the first move and the rest equal.
     """
     table = prior("peaked", settings.puzzles, settings.moves, top=top)
-    algorithm = replace(algorithm, minibatches=updates, epochs=1)
+    algorithm = replace(algorithm, minibatches=updates)
     free_first, free_entropy = random_walk(table, settings, replace(algorithm, **NO_CLIP), rate)
     rows = []
     for eps in (None, *settings.clips):

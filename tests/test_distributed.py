@@ -168,6 +168,23 @@ def test_two_processes_log_what_one_logs(exact):
         assert {key: pytest.approx(value, rel=1e-6, abs=1e-6) for key, value in a.items()} == b
 
 
+@pytest.mark.long
+def test_two_processes_share_labels_greedy_baselines_rounds_of_sampling_and_a_value_head(tiny_runs, tmp_path_factory):
+    exact = ["run.precision=fp64", "rl.steps=3", "algorithm.group=4"]
+    algorithms = [["algorithm=dapo", "algorithm.minibatches=2"], ["algorithm=ppo"], ["algorithm=remax", "+reward.weights.random=1.0"]]
+    jobs = [("rl", {"rl": [*exact, *algorithm]}) for algorithm in algorithms]
+    jobs.append(("rl", {"rl": [*exact, "reward=majority", "reward.label_samples=4"]}))
+    one, two = (outputs for outputs, _ in in_one_process_and_in_two(jobs, tiny_runs, tmp_path_factory.mktemp).values())
+    names = sorted(path.name for path in one.glob("rl-*"))
+    assert len(names) == len(jobs) and names == sorted(path.name for path in two.glob("rl-*"))
+    for name in names:
+        first, second = newest_state(one / name), newest_state(two / name)
+        assert first["counters"] == second["counters"] and first.get("labels") == second.get("labels")
+        assert max((first["model"][key] - second["model"][key]).abs().max().item() for key in first["model"]) < 1e-9
+        for a, b in zip(tiny.metrics_of(one / name), tiny.metrics_of(two / name)):
+            assert {key: pytest.approx(value, rel=1e-6, abs=1e-6) for key, value in a.items()} == b
+
+
 @pytest.mark.parametrize(("number", "stage"), list(enumerate(tiny.STAGES)))
 def test_gradients_of_the_first_step_are_those_of_one_process(number, stage, outcomes):
     one, two = (torch.load(outputs / f"gradients-{number}.pt", weights_only=True) for outputs, _ in outcomes.values())

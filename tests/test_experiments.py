@@ -12,7 +12,7 @@ from chessrl.launch import CONF, compose
 from tests import tiny
 
 ALL_EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-TABULAR = [name for name in ALL_EXPERIMENTS if compose("chessrl", [f"experiment={name}"]).pipeline.stages == ["tabular"]]  # see test_tabular
+TABULAR = [name for name in ALL_EXPERIMENTS if compose("chessrl", [f"experiment={name}"]).pipeline.stages == ["tabular"]]  # see test_tabular_studies
 EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in TABULAR]
 # What makes a run small; everything else is the experiment's. Lichess experiments play on the packaged world here, since a test has no dump.
 SMALL = [

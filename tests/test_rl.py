@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -149,6 +150,43 @@ def test_the_closing_tokens_are_trained_and_the_opponents_are_not():
     assert called.any() and batch.policy[called].all()
     assert ((targets == notation.END_THINK) & batch.policy).any()
     assert (~batch.policy & (targets != notation.PAD)).any()
+
+
+def test_learning_to_stop_is_learned():
+    """The closing tokens alone give a gradient: they are neither masked as padding nor as the environment's."""
+    model, result = episodes("think", group=16)
+    whole = build_batch(result)
+    targets = whole.tokens[:, 1:]
+    for closing in (notation.END_THINK, notation.CALL_ENV):
+        batch = dataclasses.replace(whole, policy=whole.policy & (targets == closing))
+        credit = credit_of(torch.ones(len(result.lengths)))
+        accumulate_gradient(Learner(model, None), batch, credit, batch.sampled, AlgorithmConfig(beta=0.0), 1.0, 4096)
+        assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-4
+        model.zero_grad()
+
+
+def test_what_the_environment_wrote_is_no_part_of_any_loss():
+    """NaN log-probabilities of forced tokens, and any token put in their place, change no loss: masks come from the sampler."""
+    model, result = episodes("answer", group=16)
+    assert (~result.policy & (torch.arange(result.tokens.shape[1]) < result.lengths[:, None])).any()
+    losses = []
+    for forced in (0.0, math.nan):
+        given = dataclasses.replace(result, logprobs=torch.where(result.policy, result.logprobs, forced))
+        batch, credit = build_batch(given), credit_of(torch.linspace(-1, 1, len(result.lengths)))
+        losses.append(accumulate_gradient(Learner(model, None), batch, credit, batch.sampled, GRPO, 1.0, 4096)["loss"])
+        model.zero_grad()
+    assert losses[0] == losses[1] and math.isfinite(losses[0])
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_scores_are_the_samplers_at_every_temperature_and_chunk_size(temperature):
+    model = trained_model("think")
+    prompts = [prompt_tokens(puzzle, "snapshot", think=True) for puzzle in PUZZLES]
+    settings = SamplingSettings("think", temperature, 6)
+    batch = build_batch(rollout(model, build_environment(PUZZLES), list(range(len(PUZZLES))), prompts, 4, settings))
+    for budget in (1, 100, 10_000):
+        assert (score(model, batch, temperature, budget) - batch.sampled)[batch.policy].abs().max() < 1e-5
+    assert (score(model, batch, temperature + 0.3, 10_000) - batch.sampled)[batch.policy].abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("norm", ["sequence", "token", "constant"])

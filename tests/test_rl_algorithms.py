@@ -97,6 +97,8 @@ def advantages_of(name, old, reference, config):
         flat = [r - mean(in_group(rewards, i)) for i, r in enumerate(rewards)]
     elif name == "batch_std":
         flat = [(r - mean(in_group(rewards, i))) / deviation(rewards) for i, r in enumerate(rewards)]
+    elif name == "online_rft":
+        flat = [r / mean(in_group(rewards, i)) for i, r in enumerate(rewards)]
     elif name == "rloo":
         flat = [r - (sum(in_group(rewards, i)) - r) / (GROUP - 1) for i, r in enumerate(rewards)]
     elif name == "remax":
@@ -139,7 +141,7 @@ def plain_loss(name, policy, base, old, reference, config):
         tokens = []
         for t, advantage in enumerate(advantages[number]):
             ratio = math.exp(now[t] - before[t])
-            if name in ("rloo", "remax"):
+            if name in ("rloo", "remax", "online_rft"):
                 loss = -advantage * now[t]
             elif name == "cispo":
                 loss = -min(math.exp(held[t] - before[t]), 1 + config.clip_high) * advantage * now[t]
@@ -153,7 +155,7 @@ def plain_loss(name, policy, base, old, reference, config):
                 loss += config.value_coefficient * (policy.value(episode.choices[t][0]) - returns[number][t]) ** 2
             tokens.append(loss)
         losses.append(tokens)
-    if name in ("grpo", "gspo", "batch_std"):
+    if name in ("grpo", "gspo", "batch_std", "online_rft"):
         return mean([mean(tokens) for tokens in losses])
     if name in ("dr_grpo", "rloo", "remax"):
         return sum(map(sum, losses)) / (len(losses) * config.loss_budget)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from chessrl.config import AlgorithmConfig
+from chessrl.config_check import CHOICES
 from chessrl.errors import UserError
 from rl.credit import assign, discounted_returns, generalised_advantages, whitened
-from rl.objective import group_advantages, token_terms
+from rl.objective import ADVANTAGES, RATIOS, group_advantages, token_terms
 from rl.sampling import constant_groups
 from tests.toy_policy import PROMPT, VOCABULARY, ToyPolicy, nearby, sequence_logprobs
 
@@ -40,6 +41,12 @@ def gradient_of(value: Tensor, parameters: Tensor) -> Tensor:
     return torch.autograd.grad(value, parameters)[0]
 
 
+def test_every_part_that_a_key_may_name_exists_and_no_other():
+    """A misspelt name must be refused before anything is trained: ``chessrl`` holds the names, which it cannot ask of a stage."""
+    assert set(CHOICES["algorithm.advantage"]) == set(ADVANTAGES) | {"whitened_returns", "gae"}
+    assert set(CHOICES["algorithm.ratio"]) == set(RATIOS)
+
+
 # ---- advantages -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -50,6 +57,17 @@ def test_expected_gradient_is_the_rewards_times_a_known_factor(kind, factor):
     truth = gradient_of((parameters.softmax(0) * REWARDS).sum(), parameters)
     measured = expected_gradient(parameters, REWARDS, 5, lambda rewards: group_advantages(rewards, kind, 1e-6))
     assert torch.allclose(measured, factor * truth, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", [2, 5])
+def test_fine_tuning_on_what_was_rewarded_ascends_log_p(group):
+    """Binary rewards: E[(1/G) sum (r_i / mean r) grad log pi_i] = (1 - (1 - p)^G) grad log p; groups without a success give nothing."""
+    parameters = theta()
+    binary = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    p = (parameters.softmax(0) * binary).sum()
+    truth = gradient_of(p.log(), parameters)
+    measured = expected_gradient(parameters, binary, group, lambda rewards: group_advantages(rewards, "over_mean", 1e-6))
+    assert torch.allclose(measured, (1 - (1 - p.item()) ** group) * truth, atol=1e-12)
 
 
 def test_a_baseline_that_does_not_look_at_the_sample_leaves_the_gradient_unbiased():
@@ -106,7 +124,7 @@ def test_pass_at_k_refuses_rewards_that_are_not_binary():
         group_advantages(torch.tensor([[0.5, 1.0]]), "pass_at_k", 1e-6, 2)
 
 
-@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw"])
+@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw", "over_mean"])
 def test_a_reward_that_could_not_be_told_is_as_if_it_had_not_been_sampled(kind):
     told = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
     holes = torch.tensor([[1.0, math.nan, 0.0, 0.0], [1.0, 1.0, 0.0, math.nan]])
@@ -116,7 +134,7 @@ def test_a_reward_that_could_not_be_told_is_as_if_it_had_not_been_sampled(kind):
     assert torch.allclose(measured[~holes.isnan()], expected.flatten(), atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw"])
+@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out", "batch_std", "pass_at_k", "raw", "over_mean"])
 def test_a_group_of_which_nothing_could_be_told_has_no_advantage(kind):
     rewards = torch.tensor([[math.nan, math.nan], [1.0, 0.0]])
     advantages = group_advantages(rewards, kind, 1e-6)
