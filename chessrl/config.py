@@ -301,9 +301,10 @@ class TabularConfig:
     """Policies as tables, one softmax per puzzle over its moves: what the objective does without a network (``python -m rl.tabular``)."""
 
     study: str = "train"  # train (one run), clip_bias (map of the clip's effect under random reward), success_recursion (theory and measurement)
-    policy: str = ""  # a policy.parquet to start from, its first decisions; empty: the prior below
+    policy: str = ""  # a policy.parquet to start from, its first decisions; empty: the run parent=, else the prior below
+    traces: int = 8  # of each puzzle, sampled from a parent that thinks
     prior: str = "dirichlet"  # dirichlet (drawn), zipf (1 / rank), peaked (first move top, the others equal)
-    puzzles: int = 1000  # of the prior
+    puzzles: int = 1000  # of the prior; of a parent: at most so many of the rl split
     moves: int = 30  # of each of them
     concentration: float = 0.15  # of the Dirichlet
     top: float = 0.85

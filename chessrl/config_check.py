@@ -130,6 +130,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "rl.curriculum.pass_rate_min": (0, 1),
     "rl.curriculum.pass_rate_max": (0, 1),
     "tabular.puzzles": (1, None),
+    "tabular.traces": (1, None),
     "tabular.moves": (2, None),
     "tabular.concentration": (1e-3, None),
     "tabular.top": (1e-6, 0.999999),

@@ -1,7 +1,8 @@
 """``python -m rl.tabular``: reinforcement learning of policies as tables (tier T0 of science.md), and the studies made of it.
 
-One softmax per puzzle over its legal moves, started from a measured policy or a made-up prior, with the network's advantage and loss code
-(``tabular_update``): the control that separates what the objective does from what a shared network does. Run directory ``tabular-HASH``:
+One softmax per puzzle over its legal moves, started from a finished run's policy (``parent``), a measured one or a made-up prior
+(``tabular_start``), with the network's advantage and loss code (``tabular_update``): the control that separates what the objective does from what a
+shared network does. Run directory ``tabular-HASH``:
 ``metrics.jsonl``, ``summary.json`` and, by study, ``success.csv`` and ``policy.parquet``, ``clip_bias.csv`` or ``success_recursion.csv``.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from chessrl.config import Config, TabularConfig
 from chessrl.errors import UserError
 from chessrl.launch import launch
 from chessrl.run import Run, identity_of
-from chessrl.sources import file_record
 from chessrl.tiers import TIERS, tiers_of_probabilities
 from chessrl.training import start_stage
 from rl.objective import ADVANTAGES
-from rl.tabular_policy import MoveTable, measures, prior, read_policy, success, write_policy
+from rl.tabular_policy import MoveTable, measures, success, write_policy
+from rl.tabular_start import start_identity, start_table
 from rl.tabular_studies import clip_bias_rows, recursion_rows
 from rl.tabular_update import (
     Reward,
@@ -44,15 +44,9 @@ Rows = list[dict[str, Any]]
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the tabular keys, the algorithm, and the content of the policy that it starts from."""
-    settings = config.tabular
-    if settings.policy and not Path(settings.policy).is_file():
-        raise UserError(f"tabular.policy={settings.policy}: no such file; give a policy.parquet, or leave the key empty for a made-up prior")
-    source = file_record(Path(settings.policy)) if settings.policy else {}
+    start = start_identity(config)
     check(config)
-    return {
-        "tabular": identity_of(replace(settings, policy=source.get("sha256", ""))),
-        "algorithm": identity_of(config.algorithm),
-    }
+    return {"tabular": identity_of(replace(config.tabular, policy="")), "start": start, "algorithm": identity_of(config.algorithm)}
 
 
 def check(config: Config) -> None:
@@ -72,21 +66,11 @@ def check(config: Config) -> None:
     wanted = {"clip_bias": "random", "success_recursion": "solving"}.get(settings.study, settings.reward)
     if settings.reward != wanted:
         raise UserError(f"tabular.reward={settings.reward}: tabular.study={settings.study} is about {wanted}; set that, or tabular.study=train")
-    if settings.study == "clip_bias" and (settings.policy or algorithm.epochs != 1):
-        given = f"tabular.policy={settings.policy}" if settings.policy else f"algorithm.epochs={algorithm.epochs}"
+    if settings.study == "clip_bias" and (config.parent or settings.policy or algorithm.epochs != 1):
+        given = f"algorithm.epochs={algorithm.epochs}" if algorithm.epochs != 1 else f"parent={config.parent} tabular.policy={settings.policy}"
         raise UserError(f"{given}: tabular.study=clip_bias has its own start policies (tabular.tops) and numbers of updates (tabular.updates)")
     if settings.study == "train" and settings.exact and algorithm.epochs * algorithm.minibatches != 1:
         raise UserError("tabular.exact=true: expected algorithm.epochs=1 and algorithm.minibatches=1, for the gradient is that of one update")
-
-
-def start_table(settings: TabularConfig) -> tuple[MoveTable, dict[str, int]]:
-    """The policy to start from, and what of its file was left out, by reason."""
-    if settings.policy:
-        return read_policy(Path(settings.policy))
-    made = prior(
-        settings.prior, settings.puzzles, settings.moves, concentration=settings.concentration, top=settings.top, seed=settings.seed
-    )
-    return made, {}
 
 
 def reward_of(settings: TabularConfig, table: MoveTable) -> Reward:
@@ -103,7 +87,7 @@ def reward_of(settings: TabularConfig, table: MoveTable) -> Reward:
 
 def work(run: Run) -> None:
     """The whole run, by its study."""
-    table, left_out = start_table(run.config.tabular)
+    table, left_out = start_table(run)
     STUDIES[run.config.tabular.study](run, table, left_out)
 
 
@@ -198,7 +182,7 @@ def finish(run: Run, table: MoveTable, left_out: dict[str, int], name: str, rows
     """Write the study's table and summary.json, and say what was left out."""
     write_atomically(run.directory / name, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n").encode())
     summary = {"stage": "tabular", "run_id": run.run_id, "study": run.config.tabular.study, "puzzles": len(table.puzzles)}
-    run.write("summary.json", summary | {"left_out": left_out, "table": name})
+    run.write("summary.json", summary | {"parent": run.identity["start"].get("parent", ""), "left_out": left_out, "table": name})
     if left_out:
         print("left out: " + ", ".join(f"{reason} {count:,}" for reason, count in left_out.items()), flush=True)
 

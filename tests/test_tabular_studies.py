@@ -139,6 +139,29 @@ def test_training_from_a_measured_policy_solves_it_and_writes_the_policy_back(tm
     assert success(after.logprobs, after.solving).mean().item() == pytest.approx(lines[-1]["success"], abs=1e-9)
 
 
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+def test_a_finished_runs_own_policy_is_measured_and_trained(stage, tiny_runs, tmp_path):
+    """The tiny SFT policy thinks, so its policy is the average over sampled traces; the pretrained one has none."""
+    keys = [f"parent={tiny_runs[stage]}", "tabular.puzzles=10", "tabular.traces=3", "rl.bins=[B1]", "rl.thinking_budget=24", "tabular.steps=2"]
+    status, directory = start(tmp_path, *keys)
+    assert status == 0
+    measured = pd.read_parquet(directory / "start.parquet")
+    most = 3 if stage == "sft" else 1
+    assert measured["puzzle"].nunique() <= 10 and measured.groupby(["puzzle", "decision"]).size().max() <= most
+    table, _ = read_policy(directory / "start.parquet")
+    first = json.loads((directory / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["success"] == pytest.approx(success(table.logprobs, table.solving).mean().item())
+    assert json.loads((directory / "summary.json").read_text())["parent"] == tiny_runs[stage].name
+    names = {
+        Run("tabular", config, tabular.identity(config)).run_id
+        for words in (keys, [*keys, "rl.temperature=0.7"], keys[1:])
+        for config in [compose("tabular", [*words, f"outputs={tmp_path}", "run.device=cpu"])]
+    }
+    assert len(names) == 3, "the parent and what it is measured with name the run"
+    with pytest.raises(UserError, match="give the one or the other"):
+        start(tmp_path, keys[0], "tabular.policy=policy.parquet")
+
+
 def test_the_policys_content_names_the_run_and_its_place_does_not(tmp_path):
     table = prior("dirichlet", 3, 4, seed=1)
     names = []
