@@ -217,8 +217,11 @@ def check_values(config: Config) -> None:
         raise UserError(f"model.head_dim={config.model.head_dim}: expected an even number, since rotary positions turn pairs")
     if 0 < config.algorithm.dual_clip <= 1:
         raise UserError(f"algorithm.dual_clip={config.algorithm.dual_clip}: expected more than 1, or 0 for none")
-    if config.algorithm.pass_k > config.algorithm.group:
-        raise UserError(f"algorithm.pass_k={config.algorithm.pass_k}: expected at most algorithm.group={config.algorithm.group}")
+    if config.algorithm.pass_k >= config.algorithm.group:
+        raise UserError(
+            f"algorithm.pass_k={config.algorithm.pass_k}: expected less than algorithm.group={config.algorithm.group}, whose only subset of so "
+            "many is itself"
+        )
     for part, weight in config.reward.weights.items():
         if not math.isfinite(weight):
             raise UserError(f"reward.weights.{part}={weight}: expected a finite number")

@@ -79,14 +79,19 @@ def _pass_at_k(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
     told = ~rewards.isnan()
     if bool((told & (rewards != 0) & (rewards != 1)).any()):
         raise UserError("algorithm.advantage=pass_at_k needs rewards of 0 and 1: use one binary part with weight 1")
-    advantages = torch.zeros_like(rewards)
-    for row, (n, wrong) in enumerate(zip(told.sum(1).tolist(), (told & (rewards == 0)).sum(1).tolist())):
-        if n < pass_k or not 0 < (mean := 1 - math.comb(wrong, pass_k) / math.comb(n, pass_k)) < 1:
-            continue
-        sigma = math.sqrt(mean * (1 - mean))
-        others = math.comb(wrong - 1, pass_k - 1) / math.comb(n - 1, pass_k - 1)
-        advantages[row] = rewards[row] * ((1 - mean) / sigma) + (1 - rewards[row]) * ((1 - mean - others) / sigma)
+    counts, kind = torch.unique(torch.stack([told.sum(1), (told & (rewards == 0)).sum(1)], 1), dim=0, return_inverse=True)
+    values = torch.tensor([_pass_at_k_values(n, wrong, pass_k) for n, wrong in counts.tolist()], dtype=rewards.dtype, device=rewards.device)
+    right_value, wrong_value = values[kind].unbind(1)
+    advantages = torch.where(rewards == 1, right_value[:, None], wrong_value[:, None])
     return torch.where(told, advantages, 0.0)
+
+
+def _pass_at_k_values(n: int, wrong: int, k: int) -> tuple[float, float]:
+    """(A+, A-) of a group with ``n`` told rewards, ``wrong`` of them 0."""
+    if n < k or not 0 < (mean := 1 - math.comb(wrong, k) / math.comb(n, k)) < 1:
+        return 0.0, 0.0
+    sigma = math.sqrt(mean * (1 - mean))
+    return (1 - mean) / sigma, (1 - mean - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / sigma
 
 
 def _over_mean(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:

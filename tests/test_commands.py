@@ -100,6 +100,9 @@ def test_a_mistake_on_the_command_line_is_one_line(override, message):
     [
         ("rl.steps=0", "rl.steps=0: expected at least 1"),
         ("algorithm.group=1", "algorithm.group=1: expected at least 2"),
+        ("algorithm.pass_k=8", "algorithm.pass_k=8: expected less than algorithm.group=8"),
+        ("algorithm.dual_clip=0.5", "algorithm.dual_clip=0.5: expected more than 1, or 0 for none"),
+        ("algorithm.advantage=median", "algorithm.advantage=median: expected one of group_std"),
         ("evaluate.ks=[32]", "evaluate.ks=[32]: expected different numbers from 1 to evaluate.samples=16"),
         ("evaluate.ks=[1,1]", "evaluate.ks=[1, 1]: expected different numbers"),
         ("pretrain.optimizer.lr=nan", "pretrain.optimizer.lr=nan: expected at least 0"),
