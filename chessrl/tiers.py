@@ -5,8 +5,9 @@ easy 1, medium 2-8, hard 9-32, frontier 33-256, beyond: none. With an exact succ
 frontier from 1/256, beyond below. Their claim that training solves what the base could not needs the null that they leave out: 256 fresh samples
 of the base solve some of those puzzles too.
 
-``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION]`` prints the tiers of one policy, how puzzles moved to another's,
-and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed.
+``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION] [boundary=N]`` prints the tiers of one policy, how puzzles moved to
+another's, and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed. boundary: also the ids of up to N
+puzzles on each side of what the first policy can solve.
 """
 
 from __future__ import annotations
@@ -181,12 +182,15 @@ class TierSettings:
     before: str
     after: str = ""
     fresh: str = ""
+    boundary: int = 0  # name so many puzzles on each side of what the first policy can solve
 
 
 def main(arguments: list[str]) -> None:
     settings = parse_settings(TierSettings, arguments)
     before = read_measured(Path(settings.before))
     print("tiers: " + ", ".join(f"{tier} {count:,}" for tier, count in tier_counts(before["tier"]).items()))
+    if settings.boundary:
+        print("boundary: " + " ".join(boundary_puzzles(before, settings.boundary)))
     if not settings.after:
         return
     after = read_measured(Path(settings.after))
