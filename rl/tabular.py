@@ -23,6 +23,7 @@ from chessrl.launch import launch
 from chessrl.run import Run, identity_of
 from chessrl.tiers import TIERS, tiers_of_probabilities
 from chessrl.training import start_stage
+from rl.objective import ADVANTAGES
 from rl.tabular_policy import MoveTable, measures, success, write_policy
 from rl.tabular_start import start_identity, start_table
 from rl.tabular_studies import clip_bias_rows, recursion_rows
@@ -51,6 +52,12 @@ def identity(config: Config) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Refuse what cannot be carried out."""
     settings, algorithm = config.tabular, config.algorithm
+    if algorithm.advantage not in ADVANTAGES or algorithm.baseline != "none" or algorithm.sampling != "plain":
+        raise UserError(
+            f"algorithm={algorithm.name}: tables have no value head, returns of tokens, greedy baseline or resampling; take one without, such as grpo"
+        )
+    if settings.exact and algorithm.advantage == "batch_std":
+        raise UserError("tabular.exact=true: expected an advantage within the group, for that of batch_std depends on the other groups")
     counts = settings.updates if settings.study == "clip_bias" else [algorithm.minibatches]
     for count in counts:
         if settings.groups % count:

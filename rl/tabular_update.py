@@ -19,7 +19,7 @@ from chessrl.theory_weights import gradient_weight
 from rl.objective import group_advantages, token_terms
 from rl.tabular_policy import MoveTable, kl
 
-NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}  # a ratio is above 0 and, log-ratios being clamped at 20, below 5e8
+NO_CLIP = {"ratio": "unclipped"}
 
 
 # ---- rewards ----------------------------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def wrong_reward(table: MoveTable) -> Reward:
 
 def advantages_of(rewards: Tensor, algorithm: AlgorithmConfig) -> Tensor:
     """Advantages (groups, G) of rewards (groups, G), as in the network's loop."""
-    return group_advantages(rewards, algorithm.advantage, algorithm.std_floor)
+    return group_advantages(rewards, algorithm.advantage, algorithm.std_floor, algorithm.pass_k)
 
 
 # ---- sampled groups ---------------------------------------------------------------------------------------------------------------------

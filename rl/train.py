@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from chessrl.sampler import NO_END_THINK, SamplingSettings
 from chessrl.training import Counters, Stopwatch, build_optimizer, learning_rate
 from chessrl.verifier import engine_identity, environment_of
 from rl.credit import assign
+from rl.curriculum import curriculum_of, identified
 from rl.health import Watch, rollout_metrics
 from rl.judges import asks_engine, judges_of
 from rl.rewards import check_reward
@@ -51,7 +53,7 @@ def identity(config: Config) -> dict[str, Any]:
         "parent": parent["run_id"],
         "puzzles": world.puzzle_hash(config),
         "state": config.world.state,
-        "rl": identity_of(config.rl),
+        "rl": identity_of(replace(config.rl, curriculum=identified(config.rl.curriculum))),
         "algorithm": identity_of(config.algorithm),
         "reward": identity_of(config.reward),
         "precision": config.run.precision,
@@ -63,11 +65,13 @@ def identity(config: Config) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Refuse what cannot be trained."""
     check_reward(config.reward)
-    available = len(world.puzzles_of_split(config, "rl", config.rl.bins))
+    puzzles = world.puzzles_of_split(config, "rl", config.rl.bins)
+    available = len(puzzles)
     if config.rl.prompts > available:
         raise UserError(
             f"rl.prompts={config.rl.prompts} is more than the {available} puzzles of rl.bins={config.rl.bins}: lower it, or allow more bins"
         )
+    curriculum_of(config.rl.curriculum, [puzzle.id for puzzle in puzzles], config.rl.prompts)
     if distributed.size() > min(config.rl.prompts, config.rl.validation_puzzles):
         raise UserError(
             f"rl.prompts={config.rl.prompts} and rl.validation_puzzles={config.rl.validation_puzzles}: expected at least the number of "
@@ -89,6 +93,9 @@ def train(run: Run) -> None:
     learner = Learner(model, ValueHead(model.config, config.run.precision, run.device) if algorithm.advantage == "gae" else None)
     cost = Cost.of(model.config)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
+    curriculum = curriculum_of(settings.curriculum, [puzzle.id for puzzle in puzzles], settings.prompts)
+    if curriculum.left_out:
+        tqdm.write("rl.curriculum left out: " + ", ".join(f"{reason} {count:,}" for reason, count in curriculum.left_out.items()))
     validation = distributed.portion(world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles])
     with distributed.first_process_first():  # which fills the cache of engine labels
         environment, verifier = environment_of(config, puzzles, config.reward.accept)
@@ -108,7 +115,8 @@ def train(run: Run) -> None:
         state.load(resumed)
     stopwatch, watch = Stopwatch(), Watch(config.health)
     for step in run.loop(state.step, settings.steps):
-        rounds = rounds_of_step(len(puzzles), settings.prompts, settings.data_seed, step)
+        phase = curriculum.phase(step, settings.steps)
+        rounds = map(phase.pick, rounds_of_step(len(phase.puzzles), settings.prompts, settings.data_seed, phase.step))
         sampled, kept = collect(rounds, functools.partial(scorer.score, step=step), algorithm)
         rate = learning_rate(settings.optimizer, step, settings.steps)
         measures, batch = learn(learner, state, reference, kept, config, run.micro_batch_tokens, rate, step)

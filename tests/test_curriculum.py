@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from chessrl.config import CurriculumConfig, RlConfig
+from chessrl.endgame import PACK, PUZZLES_FILE
 from chessrl.errors import UserError
+from chessrl.puzzles import load_puzzles
 from chessrl.run import identity_of
 from chessrl.tiers import (
     TIERS,
@@ -26,6 +28,8 @@ from chessrl.tiers import (
     tiers_of_samples,
 )
 from rl.curriculum import curriculum_of, identified
+from rl.scoring import Scorer
+from tests import tiny
 
 
 def samples_of(first_success: dict[str, int], samples: int = 256) -> pd.DataFrame:
@@ -254,6 +258,28 @@ def test_a_measures_content_names_the_run_and_no_curriculum_leaves_it_as_it_was(
     (tmp_path / "copy" / "p.csv").write_bytes((tmp_path / "p.csv").read_bytes())
     assert identified(copied) == identified(measured) != measured
     assert "curriculum" not in identity_of(RlConfig()) and "curriculum" in identity_of(RlConfig(curriculum=measured))
+
+
+def test_rl_goes_through_the_phases_of_its_curriculum(tiny_runs, tmp_path, monkeypatch, capsys):
+    """Puzzles in two tiers and some left out: the loop samples from the easy pool in the first half of the steps, then from the medium one."""
+    puzzles = [puzzle.id for puzzle in load_puzzles(PACK / PUZZLES_FILE, "rl", ["B1"])]
+    easy, medium = set(puzzles[:10]), set(puzzles[10:30])
+    rates = [0.9 if puzzle in easy else 0.3 if puzzle in medium else 0.001 for puzzle in puzzles]
+    pd.DataFrame({"puzzle": puzzles, "p": rates}).to_csv(tmp_path / "p.csv", index=False)
+    keys = [f"rl.curriculum.measured={tmp_path}/p.csv", "rl.curriculum.order=easy_to_hard", "rl.curriculum.pass_rate_min=0.1"]
+    sampled: list[list[str]] = []
+    score = Scorer.score
+
+    def recording(self, chosen, step):
+        sampled.append([puzzles[place] for place in chosen])
+        return score(self, chosen, step=step)
+
+    monkeypatch.setattr(Scorer, "score", recording)
+    outputs = tiny.share_data(tmp_path, tiny_runs)
+    status, _ = tiny.start("rl", tiny.config("rl", outputs, f"parent={tiny_runs['sft']}", *keys))
+    assert status == 0
+    assert len(sampled) == 6 and all(easy.issuperset(step) for step in sampled[:3]) and all(medium.issuperset(step) for step in sampled[3:])
+    assert f"rl.curriculum left out: pass rate too low {len(puzzles) - 30:,}" in capsys.readouterr().out
 
 
 def test_tier_counts_name_all_five():

@@ -18,7 +18,7 @@ from chessrl.model import build_model
 from chessrl.policy import measure_policy
 from chessrl.puzzles import load_puzzles
 from chessrl.theory import next_success, noisy_gap
-from chessrl.theory_weights import group_weight
+from chessrl.theory_weights import group_weight, pass_at_k_advantages
 from rl.objective import token_terms
 from rl.tabular_policy import PADDING, entropy, kl, measures, move_table, prior, read_policy, success, write_policy
 from rl.tabular_studies import predicted_success
@@ -192,10 +192,10 @@ def test_a_puzzles_samples_do_not_depend_on_the_width_of_the_table():
 # ---- gradients --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["group_std", "group_mean"])
+@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out", "pass_at_k"])
 def test_expected_step_equals_all_groups_enumerated(kind):
     """Every ordered group of 4 out of 3 moves, its loss by the network's code, weighted with its probability."""
-    algorithm = replace(GRPO, group=4, advantage=kind, beta=0.3)
+    algorithm = replace(GRPO, group=4, advantage=kind, pass_k=2, beta=0.3)
     table = move_table(["a"], [["x", "y", "z"]], [[0.5, 0.2, 0.3]], [[1]])
     logits = table.logprobs + torch.tensor([[0.2, -0.1, 0.4]], dtype=torch.float64)
     reward = solving_reward(table)
@@ -206,14 +206,19 @@ def test_expected_step_equals_all_groups_enumerated(kind):
         rewards = reward.values.gather(1, places)
         draws = sample_groups(logits, reward, 1, algorithm, 0, 0)
         advantages = torch.zeros_like(rewards)
-        if 0 < rewards.sum() < 4:
-            advantages = rewards - rewards.mean()
-            advantages = advantages / rewards.std(correction=0) if kind == "group_std" else advantages
+        wrong = 4 - int(rewards.sum())
+        if 0 < wrong < 4:
+            scale = {"group_std": 1 / rewards.std(correction=0), "leave_one_out": 4 / 3}.get(kind, 1.0)
+            advantages = (rewards - rewards.mean()) * scale
+        if kind == "pass_at_k":
+            right, others = pass_at_k_advantages(4, np.array(4 - wrong), 2)
+            advantages = torch.where(rewards == 1, torch.from_numpy(right), torch.from_numpy(others))
         draws = replace(draws, moves=places, logprobs=torch.log_softmax(logits, 1).gather(1, places), rewards=rewards, advantages=advantages)
         leaf = logits.clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(surrogate_loss(leaf, table.logprobs, draws, algorithm), leaf)
         total += policy[list(moves)].prod() * gradient
-    torch.testing.assert_close(expected_step(logits, table.logprobs, reward, algorithm, 0.7), logits - 0.7 * total, rtol=0, atol=1e-12)
+    stepped = expected_step(logits, table.logprobs, reward, algorithm, 0.7)
+    torch.testing.assert_close(stepped, logits - 0.7 * total, rtol=0, atol=1e-8)  # leave_one_out's G / (G - 1) is a float32
 
 
 def test_sampled_steps_average_to_the_expected_step():
