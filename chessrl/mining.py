@@ -147,6 +147,8 @@ async def _search_all(settings: MiningSettings, start: EngineStart, store: Minin
             try:
                 await workers
             except asyncio.CancelledError:
+                if not stopped:
+                    raise
                 raise Interrupted(stopped[0]) from None
             finally:
                 workers.cancel()
