@@ -406,6 +406,14 @@ def test_puzzles_that_cannot_be_leaked_are_counted_by_reason(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_every_chosen_puzzle_is_counted_once_also_where_anothers_game_shows_it(tmp_path):
+    other_line = " ".join([*LINE.split()[:6], "c2c3", "d7d6", "d2d4"])
+    blocking = puzzle_of(LINE, 7, "b", "rl")  # asks what PUZZLE's line leads to
+    same_question = puzzle_of(other_line, 5, "c")
+    leak = build(tmp_path / "corpus", [game(OTHERS)], [PUZZLE, blocking, same_question], LeakConfig(1.0))[0]["leak"]
+    assert (leak["chosen"], leak["made"], leak["impossible"], leak["puzzles"]) == (2, 2, {}, ["a", "c"])
+
+
 # ---- the endgame world ------------------------------------------------------------------------------------------------------------------
 
 
