@@ -55,7 +55,7 @@ class WorldConfig:
 
     name: str = ""  # endgame (packaged) or lichess (files of yours)
     state: str = "snapshot"  # how a position is given: snapshot (piece list) or history (all moves from the start position)
-    games: Any = ""  # a .pgn or .pgn.zst file, or a list of them; the endgame world needs none
+    games: Any = ""  # a .pgn or .pgn.zst file, a folder of token shards, or a list of them; the endgame world needs none
     # a Lichess puzzle .csv or .csv.zst file, or a list of them, or the .parquet of python -m chessrl.puzzles; the endgame world needs none
     puzzles: Any = ""
     max_games: int | None = None  # read at most so many games (after filters)

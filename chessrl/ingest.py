@@ -87,6 +87,8 @@ def ingest(
     with _runner(shape, blocked, workers) as run, tqdm(total=total, unit="B", unit_scale=True, desc="games to tokens", disable=None) as bar:
         for source in opened:
             reading.read(source, run, _BLOCKS_AHEAD * workers if workers > 1 else 0, bar)
+    if reading.found:
+        print(f"{reading.found:,} of {len(reading.parts):,} blocks had been done by an earlier run", flush=True)
     manifest = _put_together(folder, settings, reading, decontamination)
     shutil.rmtree(parts_folder)
     return manifest

@@ -132,7 +132,7 @@ def puzzles_of_games(path: Path, numbers: tuple[int, ...]) -> list[Puzzle]:
     return puzzles
 
 
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, capsys):
     source = games_file(tmp_path / "a.pgn", range(600))
     whole = ingest([source], tmp_path / "whole", settings(), block_bytes=4000)
     command = (
@@ -155,6 +155,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert content(tmp_path / "out") == content(tmp_path / "whole") and not parts.exists()
     blocks = len(list(open_source(source).blocks(4000)))
     assert len(remade) == blocks - len(done)
+    assert f"{len(done)} of {blocks} blocks had been done" in capsys.readouterr().out
 
 
 def die(*_) -> None:
