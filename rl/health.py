@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import compress
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -52,12 +52,8 @@ def told_mean(values: Tensor) -> float:
 
 def distinct_answers(answers: Tensor, legal: Tensor, group: int) -> float:
     """Mean over groups of the number of different legal answers; ``answers`` and ``legal`` are (B,)."""
-    ordered, order = answers.view(-1, group).sort(1)
-    counted = legal.view(-1, group).gather(1, order)
-    total = 0
-    for row, kept in zip(ordered, counted):
-        total += len(torch.unique(row[kept]))
-    return total / len(ordered)
+    rows, counted = answers.view(-1, group).tolist(), legal.view(-1, group).tolist()
+    return sum(len(set(compress(row, kept))) for row, kept in zip(rows, counted)) / len(rows)
 
 
 class Watch:

@@ -77,7 +77,7 @@ def test_every_reward_that_needs_no_engine_is_paid_and_logged(name, tiny_runs, t
 
 
 @needs_stockfish
-@pytest.mark.parametrize("name", ["shallow_engine", "engine_score"])
+@pytest.mark.parametrize("name", ["shallow_engine", pytest.param("engine_score", marks=pytest.mark.long)])
 def test_rewards_of_an_engine_are_paid_and_audited(name, tiny_runs, tmp_path):
     given = [f"reward={name}", "rl.steps=1", "engine.depth=1", "reward.oracle=engine", "reward.oracle_depth=3", "reward.oracle_nodes=20000"]
     config = configured(tiny_runs, tmp_path, *given)
@@ -187,11 +187,12 @@ MOVING = {
     "labels": ["reward=majority", "reward.label_samples=4"],  # what they cost is counted once
     "greedy baseline and random reward": ["algorithm=remax", "reward=random"],
 }
+HELD = ("value head and moving reference", "labels")  # what has state of its own; the others are functions of the step
 
 
-@pytest.mark.parametrize("moving", MOVING)
+@pytest.mark.parametrize("moving", [pytest.param(name, marks=[] if name in HELD else pytest.mark.long) for name in MOVING])
 def test_a_run_stopped_after_any_step_goes_on_exactly(moving, tiny_runs, tmp_path, monkeypatch):
-    overrides = [*MOVING[moving], "rl.steps=4", "rl.bins=[B1]", "run.checkpoint_steps=1"]
+    overrides = [*MOVING[moving], "rl.steps=3", "rl.bins=[B1]", "run.checkpoint_steps=1"]
     _, whole = tiny.start("rl", configured(tiny_runs, tmp_path / "whole", *overrides))
     config = configured(tiny_runs, tmp_path / "stopped", *overrides)
     checkpoint = Run.checkpoint
