@@ -8,6 +8,7 @@ from typing import Any
 from chessrl.config import Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
+from chessrl.traces import LAYOUTS
 from chessrl.tracking import check_logger
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -15,6 +16,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "world.state": ("snapshot", "history"),
     "run.device": ("auto", "cpu", "cuda"),
     "run.precision": ("fp32", "bf16", "fp64"),
+    "sft.trace.proposal": ("model", "teacher", "engine", "uniform"),
+    "sft.trace.order": ("sampling", "engine", "random"),
+    "sft.trace.serialise": LAYOUTS,
+    "sft.trace.content": ("own", "other_puzzle"),
+    "sft.trace.answer": ("line", "engine"),
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
@@ -61,6 +67,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "sft.epochs": (1, None),
     "sft.batch_tokens": (1, None),
     "sft.validation_puzzles": (1, None),
+    "sft.validation_samples": (0, None),
+    "sft.trace.engine_nodes": (1, None),
     "sft.trace.candidates": (1, None),
     "sft.trace.continuations_min": (1, None),
     "sft.trace.length_min": (1, None),
@@ -110,6 +118,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     },
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
+    *("sft.tokens", "sft.context", "sft.patience", "sft.trace.budget"),
     *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
     *(f"{stage}.optimizer.warmup_steps" for stage in ("pretrain", "sft", "rl")),
 )

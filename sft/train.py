@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from chessrl import distributed, world
+from chessrl import world
 from chessrl.budgets import scale_rate
 from chessrl.checkpoint import load_model
 from chessrl.config import Config
-from chessrl.model import Cost, Transformer
-from chessrl.puzzles import Puzzle
+from chessrl.model import Cost
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
-from chessrl.traces import Tree
 from chessrl.training import (
-    Example,
     PartLosses,
     Stopwatch,
     TrainingState,
@@ -31,8 +26,9 @@ from chessrl.training import (
     optimizer_step,
     token_batches,
 )
-from sft.examples import ANSWER, TRACE, build_examples
-from sft.traces import PUZZLES_PER_BATCH, TraceReport, build_trees
+from sft.data import build
+from sft.examples import ANSWER, TRACE
+from sft.traces import TraceReport
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -100,20 +96,6 @@ def train(run: Run) -> None:
         "world": ancestors["world"],
     }
     run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
-
-
-def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:
-    """Examples of ``puzzles``, with traces sampled from ``model`` where they are asked for: whole batches, shared out among the processes."""
-    settings = config.sft
-    trees = None
-    if settings.trace.enabled:
-
-        def sample(own: Sequence[Puzzle]) -> list[Tree]:
-            return build_trees(model, own, settings.trace, state=config.world.state, seed=settings.seed, report=report)
-
-        trees = distributed.spread(sample, puzzles, PUZZLES_PER_BATCH)
-        report.take_sum(distributed.gather(replace(report)))
-    return build_examples(puzzles, trees, config.world.state)
 
 
 def named_losses(losses: PartLosses, prefix: str, separator: str) -> dict[str, float]:

@@ -44,19 +44,19 @@ def test_lines_with_a_shared_prefix_become_one_branch_in_the_order_of_first_appe
 
 def test_trace_text_by_hand():
     tree = merge([line("b1b8"), line("a2a7", "h8g8", "b1b8"), line("a2a7", "h8g8", "a7a8")])
-    text = notation.to_text(trace_tokens(TWO_ROOKS.board(), tree))
+    text = notation.to_text(trace_tokens(TWO_ROOKS.board(), leaf_lines(tree)))
     assert text == "R b1 b8 + <sep> R a2 a7 K h8 g8 R b1 b8 # <sep> R a2 a7 K h8 g8 R a7 a8 + </T>"
 
 
 def test_an_empty_tree_is_a_closed_empty_trace():
     assert leaf_lines(merge([])) == []
-    assert trace_tokens(TWO_ROOKS.board(), merge([])) == [notation.END_THINK]
+    assert trace_tokens(TWO_ROOKS.board(), leaf_lines(merge([]))) == [notation.END_THINK]
 
 
 def test_trace_tokens_leave_the_board_as_it_was():
     board = TWO_ROOKS.board()
     before = board.fen()
-    trace_tokens(board, merge([line("a2a7", "h8g8")]))
+    trace_tokens(board, [line("a2a7", "h8g8")])
     assert board.fen() == before
 
 
