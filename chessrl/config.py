@@ -236,6 +236,7 @@ class EvaluateConfig:
     verifier: str = "line"  # line (and any mate), or engine (every move within engine.delta)
     temperature: float = 1.0
     thinking_budget: int = 128
+    trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
 

@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "evaluate.spelling": ("lenient", "strict"),
     "evaluate.split": ("sft", "rl", "validation", "test", "private"),
     "evaluate.verifier": ("line", "engine"),
+    "evaluate.trace_metrics": ("none", "tree", "engine"),
     "algorithm.advantage": ("group_std", "group_mean"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),

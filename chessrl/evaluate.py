@@ -1,4 +1,5 @@
 """Sampling a policy on puzzles, and the evaluation folder made of it: ``samples.parquet``, ``passk.csv``, ``rates.csv``, ``evaluation.json``.
+With ``evaluate.trace_metrics`` also ``traces.parquet``, ``trace_metrics.csv`` and ``trace_illegal.csv``.
 
 ``python -m chessrl.evaluate parent=RUN evaluate.split=...``: see ``--help``.
 """
@@ -27,16 +28,20 @@ from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.run import adopt_parent, digest, identity_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
-from chessrl.verifier import engine_identity, environment_of
+from chessrl.trace_report import TraceTables, trace_tables, trace_tokens_of
+from chessrl.verifier import cached_labels, engine_identity, environment_of
 
 STAGES = ("pretrain", "sft", "rl")
 
 
 def sample_policy(
     model: Transformer, environment: Environment, puzzles: Sequence[Puzzle], state: str, samples: int, settings: SamplingSettings, batch: int,
-    description: str | None = None,
+    description: str | None = None, keep_traces: bool = False,
 ) -> pd.DataFrame:  # fmt: skip
-    """The samples table (design of ``samples.parquet``): ``samples`` episodes of every puzzle, about ``batch`` sequences at a time."""
+    """The samples table (design of ``samples.parquet``): ``samples`` episodes of every puzzle, about ``batch`` sequences at a time.
+
+    With ``keep_traces`` it has a further column ``trace``, the tokens of each trace.
+    """
     prompts = [prompt_tokens(puzzle, state, think=settings.protocol == "think") for puzzle in puzzles]
     order = sorted(range(len(puzzles)), key=lambda index: len(prompts[index]))  # prompts of like length together: less padding
     per_batch = max(1, batch // samples)
@@ -45,7 +50,8 @@ def sample_policy(
     for start in tqdm(starts, desc=description, unit="batch", disable=description is None, mininterval=1.0):
         chosen = order[start : start + per_batch]
         result = rollout(model, environment, chosen, [prompts[index] for index in chosen], samples, settings)
-        tables.append(_table(result, [puzzles[index] for index in chosen], samples, settings))
+        table = _table(result, [puzzles[index] for index in chosen], samples, settings)
+        tables.append(table.assign(trace=trace_tokens_of(result)) if keep_traces else table)
     return pd.concat(tables).sort_values(["puzzle", "sample"], ignore_index=True)
 
 
@@ -118,7 +124,7 @@ def evaluation_folder(config: Config) -> Path:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    if settings.verifier == "engine":
+    if "engine" in (settings.verifier, settings.trace_metrics):
         identity["engine"] = engine_identity(config)
     return Path(config.parent) / "evaluations" / digest(identity)
 
@@ -141,6 +147,9 @@ def evaluate(config: Config) -> int:
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
     protocol = protocol_of(config.evaluate.protocol, parent)
+    keep_traces = settings.trace_metrics != "none"
+    if keep_traces and protocol != "think":
+        raise UserError(f"evaluate.trace_metrics={settings.trace_metrics}: there is no trace in protocol={protocol}; use none")
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
@@ -150,7 +159,16 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
-    samples = sample_policy(model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
+    samples = sample_policy(
+        model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name, keep_traces
+    )
+    traces = None
+    if keep_traces:
+        scores = None
+        if settings.trace_metrics == "engine":
+            scores, record["trace_engine"] = cached_labels(config, [puzzle.board() for puzzle in puzzles])
+        traces = trace_tables(samples, puzzles, scores)
+        samples = samples.drop(columns="trace")
     labels = {
         "run": parent["run_id"],
         "stage": parent["stage"],
@@ -163,11 +181,13 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "thinking_budget": settings.thinking_budget,
         "seed": settings.seed,
     }
-    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | record)
+    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | record, traces)
     print(f"evaluate: {folder}", flush=True)
 
 
-def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any]) -> None:
+def write_evaluation(
+    folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any], traces: TraceTables | None = None
+) -> None:
     """Write the folder beside its place and move it there whole. ``record`` goes to evaluation.json beside the labels."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -175,6 +195,8 @@ def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any]
     samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)
     passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
     rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
+    if traces is not None:
+        traces.write(temporary)
     n_samples = int(samples.groupby("puzzle").size().iloc[0])
     write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique()} | record)
     replace_folder(temporary, folder)

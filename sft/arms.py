@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import chess
 import numpy as np
 
 from chessrl.config import Config, TraceConfig
-from chessrl.engine import Engine
 from chessrl.engine_labels import MoveLabels, position_key
 from chessrl.environment import solver_decisions
 from chessrl.notation import CALL_ENV, move_tokens
@@ -21,7 +19,7 @@ from chessrl.puzzles import Puzzle
 from chessrl.randomness import string_key
 from chessrl.trace_ranks import move_ranks
 from chessrl.traces import Line, Tree, lines_within, positions_with_choice, reordered, trace_tokens, written_lines
-from chessrl.verifier import engine_settings
+from chessrl.verifier import cached_labels
 
 Labels = dict[str, MoveLabels | None]  # by position
 Label = Callable[[Sequence[chess.Board]], Labels]
@@ -147,17 +145,14 @@ def trace_texts(
 
 
 def engine_labels(config: Config, counts: Counter[str]) -> Label:
-    """Labels by the engine of ``engine.*``, which is started when something is asked, from the cache where they are known."""
+    """Labels by the engine of ``engine.*``, which is started only when something is asked; ``counts`` takes how many and how many failed."""
 
     def label(boards: Sequence[chess.Board]) -> Labels:
         if not boards:
             return {}
-        cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with Engine(engine_settings(config.engine), cache) as engine:
-            found = engine.label(boards, progress=True)
-            counts["engine positions"] += len(boards)
-            counts["engine positions without a score"] += sum(known is None for known in found)
+        found, _ = cached_labels(config, boards)
+        counts["engine positions"] += len(boards)
+        counts["engine positions without a score"] += sum(known is None for known in found)
         return {position_key(board): known for board, known in zip(boards, found)}
 
     return label
