@@ -343,21 +343,3 @@ class _Sampler:
         following = walk.reply.gather(1, walk.reply_place[:, None].clamp(max=notation.LONGEST_MOVE - 1)).squeeze(1)
         over = replying & (last | (following == notation.PAD))
         walk.phase = torch.where(over, _MOVING, walk.phase)
-
-
-@torch.no_grad()
-def continue_text(model: Transformer, prompts: Sequence[Sequence[int]], keys: Tensor, new_tokens: int, temperature: float) -> Tensor:
-    """Plain sampling without an environment: ``keys`` (P, G) random keys, one per sample. Returns (P, G, new_tokens) ids."""
-    group = keys.shape[1]
-    prompt_ids, lengths = pad_prompts(prompts, model.device)
-    logits, cache = model.prefill(prompt_ids, lengths)
-    rows = torch.arange(len(prompts), device=model.device).repeat_interleave(group)
-    logits, cache, keys = logits[rows], cache.select(rows), keys.flatten()
-    cache.grow(cache.end + new_tokens)
-    chosen = []
-    for place in range(new_tokens):
-        token = draw(scaled_logits(logits, temperature).log_softmax(-1), combine(keys, place))
-        chosen.append(token)
-        if place + 1 < new_tokens:
-            logits = model.decode(token, cache)
-    return torch.stack(chosen, 1).view(len(prompts), group, new_tokens)

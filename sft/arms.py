@@ -16,15 +16,14 @@ from chessrl.engine_labels import MoveLabels, position_key
 from chessrl.environment import solver_decisions
 from chessrl.notation import CALL_ENV, move_tokens
 from chessrl.puzzles import Puzzle
-from chessrl.randomness import string_key
 from chessrl.trace_ranks import move_ranks
 from chessrl.traces import Line, Tree, lines_within, positions_with_choice, reordered, trace_tokens, written_lines
 from chessrl.verifier import cached_labels
+from sft.traces import EXCHANGE_STREAM, LAYOUT_STREAM, ORDER_STREAM, generator
 
 Labels = dict[str, MoveLabels | None]  # by position
 Label = Callable[[Sequence[chess.Board]], Labels]
 Order = Callable[[chess.Board, list[chess.Move]], list[chess.Move]]
-_ORDER_STREAM, _LAYOUT_STREAM, _EXCHANGE_STREAM = 2, 3, 4  # beside those of sft.traces
 
 
 # ---- order ------------------------------------------------------------------------------------------------------------------------------
@@ -47,11 +46,6 @@ def random_order(rng: np.random.Generator) -> Order:
     return lambda board, moves: [moves[place] for place in rng.permutation(len(moves))]
 
 
-def generator(puzzle: Puzzle, seed: int, stream: int) -> np.random.Generator:
-    """Random numbers of one puzzle and purpose, whatever the other puzzles are."""
-    return np.random.Generator(np.random.Philox(key=[(seed + (stream << 32)) % 2**64, string_key(puzzle.id) % 2**64]))
-
-
 def ordered_trees(puzzles: Sequence[Puzzle], trees: Sequence[Tree], order: str, seed: int, label: Label) -> list[Tree]:
     """The trees with children in ``order`` (sft.trace.order)."""
     if order == "sampling":
@@ -59,7 +53,7 @@ def ordered_trees(puzzles: Sequence[Puzzle], trees: Sequence[Tree], order: str, 
     boards = [puzzle.board() for puzzle in puzzles]
     if order == "random":
         return [
-            reordered(board, tree, random_order(generator(puzzle, seed, _ORDER_STREAM))) for puzzle, board, tree in zip(puzzles, boards, trees)
+            reordered(board, tree, random_order(generator(puzzle, seed, ORDER_STREAM))) for puzzle, board, tree in zip(puzzles, boards, trees)
         ]
     labels = label([position for board, tree in zip(boards, trees) for position in positions_with_choice(board, tree)])
     return [reordered(board, tree, engine_order(labels)) for board, tree in zip(boards, trees)]
@@ -115,7 +109,7 @@ def answer_tokens(board: chess.Board, answer: Line) -> list[list[int]]:
 
 def exchanged(count: int, seed: int) -> list[int]:
     """Whose trace each of ``count`` puzzles gets, never its own: the next one along a random circle through all."""
-    circle = np.random.Generator(np.random.Philox(key=[seed, _EXCHANGE_STREAM])).permutation(count)
+    circle = np.random.Generator(np.random.Philox(key=[seed, EXCHANGE_STREAM])).permutation(count)
     after = np.empty(count, np.int64)
     after[circle] = np.roll(circle, -1)
     return after.tolist()
@@ -128,7 +122,7 @@ def trace_texts(
     """Every puzzle's trace as tokens, ``</T>`` included, with whole lines dropped where it exceeds sft.trace.budget or its ``room`` in tokens."""
     trees = ordered_trees(puzzles, trees, config.order, seed, label)
     written = [
-        written_lines(tree, config.serialise, generator(puzzle, seed, _LAYOUT_STREAM)) for puzzle, tree in zip(puzzles, trees)
+        written_lines(tree, config.serialise, generator(puzzle, seed, LAYOUT_STREAM)) for puzzle, tree in zip(puzzles, trees)
     ]
     sources = exchanged(len(puzzles), seed) if config.content == "other_puzzle" else range(len(puzzles))
     texts = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from chessrl import distributed
 from chessrl.config import Config
@@ -13,27 +12,20 @@ from chessrl.traces import Tree
 from chessrl.training import Example
 from sft.arms import answer_tokens, best_lines, engine_labels, line_answer, trace_texts
 from sft.examples import build_example
-from sft.traces import PUZZLES_PER_BATCH, TraceReport, build_trees
+from sft.trace_cache import cached_trees
+from sft.traces import TraceReport
 
 
 def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:
-    """Examples of ``puzzles``, with traces where they are asked for; what does not fit into sft.context is left out and counted."""
-    trees = propose(model, puzzles, config, report) if config.sft.trace.enabled else None
+    """Examples of ``puzzles``, with traces where they are asked for; what does not fit into sft.context is left out and counted.
+
+    ``model`` is the one that proposes the lines (see ``proposing_model``).
+    """
+    trees = cached_trees(model, puzzles, config, report) if config.sft.trace.enabled else None
     if trees is not None and "engine" in (config.sft.trace.order, config.sft.trace.answer):
         with distributed.first_process_first():  # which fills the cache of engine labels
             return examples_of(puzzles, trees, config, report)
     return examples_of(puzzles, trees, config, report)
-
-
-def propose(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Tree]:
-    """A tree of lines for every puzzle: whole batches, shared out among the processes."""
-
-    def sample(own: Sequence[Puzzle]) -> list[Tree]:
-        return build_trees(model, own, config.sft.trace, state=config.world.state, seed=config.sft.seed, report=report)
-
-    trees = distributed.spread(sample, puzzles, PUZZLES_PER_BATCH)
-    report.take_sum(distributed.gather(replace(report)))
-    return trees
 
 
 def examples_of(puzzles: Sequence[Puzzle], trees: Sequence[Tree] | None, config: Config, report: TraceReport) -> list[Example]:

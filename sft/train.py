@@ -26,8 +26,10 @@ from chessrl.training import (
     optimizer_step,
     token_batches,
 )
+from chessrl.verifier import engine_identity
 from sft.data import build
 from sft.examples import ANSWER, TRACE
+from sft.trace_cache import proposing_model, teacher_summary
 from sft.traces import TraceReport
 
 
@@ -35,7 +37,8 @@ def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
     parent = adopt_parent(config, ("pretrain",))
     scale_rate(config.sft.optimizer, Cost.of(config.model).parameters_without_embeddings)
-    return {
+    trace = config.sft.trace
+    kept = {
         "parent": parent["run_id"],
         "puzzles": world.puzzle_hash(config),
         "state": config.world.state,
@@ -43,6 +46,11 @@ def identity(config: Config) -> dict[str, Any]:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
+    if trace.enabled and trace.proposal == "teacher":
+        kept["teacher"] = teacher_summary(config)["run_id"]
+    if trace.enabled and "engine" in (trace.proposal, trace.order, trace.answer):
+        kept["engine"] = engine_identity(config)
+    return kept
 
 
 def train(run: Run) -> None:
@@ -54,7 +62,10 @@ def train(run: Run) -> None:
     puzzles = world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]
     report = TraceReport()
-    examples, validation = build(model, puzzles, config, report), build(model, held_out, config, TraceReport())
+    proposer = proposing_model(config, model)
+    examples, validation = build(proposer, puzzles, config, report), build(proposer, held_out, config, TraceReport())
+    proposing_cost = Cost.of(proposer.config)
+    del proposer  # a teacher may be large
     lengths = np.array([len(example.tokens) for example in examples])
     batches = token_batches(lengths, settings.batch_tokens, settings.data_seed, epochs=settings.epochs)
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
@@ -90,7 +101,7 @@ def train(run: Run) -> None:
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
     values["tokens_per_sequence"] = float(lengths.mean())  # what a policy trained on these writes: the expected length of a rollout
-    sampling = cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
+    sampling = proposing_cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
     values |= {
         "flops_by_stage": ancestors["flops_by_stage"] | {"traces": sampling, "sft": state.counters.flops},
         "world": ancestors["world"],

@@ -13,9 +13,10 @@ from chessrl import notation
 from chessrl.config import ModelConfig, TraceConfig
 from chessrl.model import Transformer, build_model
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.traces import Line, leaf_lines, merge, next_move_length, read_plies, trace_tokens
+from chessrl.traces import Line, Tree, leaf_lines, merge, next_move_length, read_plies, trace_tokens
 from chessrl.training import next_token_logprobs, pad
 from sft import traces
+from sft.proposals import ModelProposal
 from sft.traces import TraceReport, build_trees, inject_answer, rounded_lognormal
 from tests.test_sampler import PUZZLES
 
@@ -128,8 +129,12 @@ def wandering_model() -> Transformer:
     return model
 
 
+def propose(model: Transformer, puzzles: list[Puzzle], config: TraceConfig, seed: int, report: TraceReport) -> list[Tree]:
+    return build_trees(ModelProposal(model, config, "snapshot", seed), puzzles, config, seed=seed, report=report, done=lambda count: None)
+
+
 def lines_of(model: Transformer, puzzles: list[Puzzle], config: TraceConfig = WIDE, seed: int = 0) -> dict[str, list[Line]]:
-    trees = build_trees(model, puzzles, config, state="snapshot", seed=seed, report=TraceReport())
+    trees = propose(model, puzzles, config, seed, TraceReport())
     return {puzzle.id: leaf_lines(tree) for puzzle, tree in zip(puzzles, trees)}
 
 
@@ -171,7 +176,7 @@ def test_nothing_legal_sampled_and_nothing_injected_gives_empty_trees_and_is_cou
     """A random model of 101 tokens writes a legal first move with probability below 1e-4."""
     report = TraceReport()
     config = TraceConfig(candidates=3, inject_answer=False)
-    trees = build_trees(build_model(TINY, seed=0), PUZZLES, config, state="snapshot", seed=0, report=report)
+    trees = propose(build_model(TINY, seed=0), PUZZLES, config, 0, report)
     assert trees == [{}] * len(PUZZLES)
     assert report.counts["first moves"] == report.counts["illegal first moves"] == 3 * len(PUZZLES)
     assert report.counts["puzzles"] == len(PUZZLES) and report.counts["lines"] == 0
@@ -179,11 +184,12 @@ def test_nothing_legal_sampled_and_nothing_injected_gives_empty_trees_and_is_cou
 
 def test_every_sample_is_counted():
     report = TraceReport()
-    build_trees(wandering_model(), PUZZLES, WIDE, state="snapshot", seed=0, report=report)
+    propose(wandering_model(), PUZZLES, WIDE, 0, report)
     assert report.counts["first moves"] == WIDE.candidates * len(PUZZLES)
     assert report.counts["answer sampled"] + report.counts["answer injected"] == report.counts["puzzles"] == len(PUZZLES)
     assert 0 < report.counts["illegal first moves"] < report.counts["first moves"]
-    assert report.sampled_tokens >= WIDE.candidates * len(PUZZLES) * notation.LONGEST_MOVE and report.prompt_tokens > 0
+    assert report.counts["illegal continuations"] <= report.counts["continuations"] > 0
+    assert report.sampled_tokens >= WIDE.candidates * len(PUZZLES) and report.prompt_tokens > 0
 
 
 def test_an_answer_that_was_sampled_is_not_put_in_twice():
