@@ -34,6 +34,21 @@ class TraceReport:
     sampled_tokens: int = 0
     prompt_tokens: int = 0
 
+    def as_dict(self) -> dict[str, float]:
+        """The counts, and the shares that are compared between runs."""
+        counts = self.counts
+        shares = {
+            f"share of {part}": counts[part] / counts[whole]
+            for part, whole in (
+                ("answer injected", "puzzles"),
+                ("traces that hold the answer's opening", "puzzles"),
+                ("illegal first moves", "first moves"),
+                ("illegal continuations", "continuations"),
+            )
+            if counts[whole]
+        }
+        return dict(counts) | shares | {"sampled_tokens": self.sampled_tokens, "prompt_tokens": self.prompt_tokens}
+
     def add(self, report: TraceReport) -> None:
         self.counts.update(report.counts)
         self.sampled_tokens += report.sampled_tokens

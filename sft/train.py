@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from chessrl.config import Config
 from chessrl.model import Cost
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
 from chessrl.training import (
+    GIVEN,
+    PARTS,
+    Example,
     PartLosses,
     Stopwatch,
     TrainingState,
@@ -95,11 +99,12 @@ def train(run: Run) -> None:
             run.export(model, f"models/step-{step}")
         run.checkpoint(step, step == steps, state.state_dict)
     run.export(model, "model")
-    run.write("traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
+    run.write("traces.json", report.as_dict())
     if not held_out_loss:  # resumed after the last step
         held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
     ancestors = read_summary(parent)
     values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    values["tokens_of_examples"] = tokens_by_part(examples)
     values["tokens_per_sequence"] = float(lengths.mean())  # what a policy trained on these writes: the expected length of a rollout
     sampling = proposing_cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
     values |= {
@@ -107,6 +112,12 @@ def train(run: Run) -> None:
         "world": ancestors["world"],
     }
     run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
+
+
+def tokens_by_part(examples: Sequence[Example]) -> dict[str, int]:
+    """Tokens of one pass over the examples: given (prompts and the opponent's moves), trace, answer. What arms are compared by."""
+    counts = np.sum([np.bincount(example.parts, minlength=PARTS) for example in examples], axis=0)
+    return {name: int(counts[part]) for name, part in (("given", GIVEN), ("trace", TRACE), ("answer", ANSWER))}
 
 
 def named_losses(losses: PartLosses, prefix: str, separator: str) -> dict[str, float]:
