@@ -236,6 +236,10 @@ class EvaluateConfig:
     verifier: str = "line"  # line (and any mate), or engine (every move within engine.delta)
     temperature: float = 1.0
     thinking_budget: int = 128
+    # who ends a trace: natural (the policy; at the budget it fails), forced (</T> is put where the budget is used up), minimum (besides, a </T>
+    # before thinking_minimum tokens becomes <sep>; thinking_minimum=thinking_budget is a fixed length). forced at budget 0: an empty trace
+    thinking: str = neutral("natural")
+    thinking_minimum: int = neutral(0)
     trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together

@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "evaluate.spelling": ("lenient", "strict"),
     "evaluate.split": ("sft", "rl", "validation", "test", "private"),
     "evaluate.verifier": ("line", "engine"),
+    "evaluate.thinking": ("natural", "forced", "minimum"),
     "evaluate.trace_metrics": ("none", "tree", "engine"),
     "algorithm.advantage": ("group_std", "group_mean"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),
@@ -105,6 +106,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.samples": (1, None),
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
+    "evaluate.thinking_minimum": (0, None),
     "evaluate.batch": (1, None),
     **{
         f"{stage}.optimizer.{key}": bounds
@@ -127,6 +129,7 @@ ORDERED = (  # the first is at most the second
     ("world.min_elo", "world.max_elo"),
     ("sft.trace.continuations_min", "sft.trace.continuations_max"),
     ("sft.trace.length_min", "sft.trace.length_max"),
+    ("evaluate.thinking_minimum", "evaluate.thinking_budget"),
 )
 VOCABULARIES = (REFERENCE_SIZE, REFERENCE_TRACE_SIZE, len(VOCABULARY))
 

@@ -60,6 +60,8 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
     outcomes = [OUTCOMES[code] for code in result.outcome.tolist()]
     sampled = result.policy.sum(1)
     after_trace = result.trace_lengths + (settings.protocol == "think")  # </T>, or the token beyond the budget
+    at_end = result.trace_lengths.clamp(max=result.tokens.shape[1] - 1)[:, None]
+    put_end = (result.tokens.gather(1, at_end) == notation.END_THINK) & ~result.policy.gather(1, at_end)
     return pd.DataFrame(
         {
             "puzzle": [puzzle.id for puzzle in repeated],
@@ -76,6 +78,7 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
             "truncated": [outcome == "no_end_think" for outcome in outcomes],
             "failure": ["" if outcome == "solved" else outcome for outcome in outcomes],
             "trace_length": result.trace_lengths.tolist(),
+            "trace_forced": (put_end.squeeze(1) & (settings.protocol == "think")).tolist(),
             "answer_length": (result.lengths - after_trace).tolist(),
             "logprob": result.logprobs.double().sum(1).tolist(),
             "entropy": (result.entropies.double().sum(1) / sampled.clamp(min=1)).tolist(),
@@ -112,6 +115,13 @@ def protocol_of(asked: str, parent: dict[str, Any]) -> str:
     if asked not in known:
         raise UserError(f"protocol={asked}: {parent['run_id']} plays by {' or '.join(known)} only, what it was trained with; use auto")
     return asked
+
+
+def protocol_label(protocol: str, thinking: str, minimum: int) -> str:
+    """The protocol as tables name it: with the way of thinking where that is not the policy's own, since pass@k depends on it."""
+    if protocol != "think" or thinking == "natural":
+        return protocol
+    return "think-forced" if thinking == "forced" else f"think-minimum-{minimum}"
 
 
 def evaluation_folder(config: Config) -> Path:
@@ -154,8 +164,9 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
-        protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
-    )
+        protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}",
+        thinking=settings.thinking, thinking_minimum=settings.thinking_minimum,
+    )  # fmt: skip
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
@@ -174,7 +185,7 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "stage": parent["stage"],
         "step": parent.get("step", 0),
         "split": settings.split,
-        "protocol": protocol,
+        "protocol": protocol_label(protocol, settings.thinking, settings.thinking_minimum),
         "spelling": settings.spelling,
         "verifier": settings.verifier,
         "temperature": settings.temperature,

@@ -27,7 +27,7 @@ from tests.test_sampler import PUZZLES, trained_model
 COLUMNS = {
     "puzzle": "str", "split": "str", "bin": "str", "sample": "int64", "tokens": "int64", "solved": "bool", "solved_strict": "bool",
     "solved_by_line": "bool", "first_move": "str", "legal": "bool", "format": "bool", "truncated": "bool", "failure": "str",
-    "trace_length": "int64", "answer_length": "int64", "logprob": "float64", "entropy": "float64",
+    "trace_length": "int64", "trace_forced": "bool", "answer_length": "int64", "logprob": "float64", "entropy": "float64",
 }  # fmt: skip
 
 
