@@ -31,8 +31,8 @@ from chessrl.training import (
     token_batches,
 )
 from pretrain import train as pretrain
-from sft import train as sft
 from sft.examples import ANSWER, TRACE, build_example
+from sft.validation import named_losses
 
 TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
 TWO_ROOKS = Puzzle("two-rooks", "7k/8/8/8/8/8/R7/1R4K1 w - - 0 1", ("a2a7", "h8g8", "b1b8"), 0, 2, "B2")
@@ -275,9 +275,9 @@ def test_fine_tuning_gradient_does_not_depend_on_micro_batches(budget, traces):
     losses = accumulate_gradient(model, examples, budget)
     assert losses.trained == sum(int((e.parts != GIVEN).sum()) for e in examples)
     assert losses.mean == pytest.approx(expected_loss, abs=1e-5)
-    assert ("loss/trace" in sft.named_losses(losses, "", "/")) == traces
+    assert ("loss/trace" in named_losses(losses, "", "/")) == traces
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(model), expected))
-    validation = sft.named_losses(evaluate_losses(model, examples, budget), "validation/", "_")
+    validation = named_losses(evaluate_losses(model, examples, budget), "validation/", "_")
     assert validation["validation/loss"] == pytest.approx(expected_loss, abs=1e-5)
     if traces:
         counts = {part: sum(int((e.parts == part).sum()) for e in examples) for part in (TRACE, ANSWER)}
