@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, replace_folder, write_json
-from chessrl.config import Config
+from chessrl.config import Config, EvaluateConfig
 from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
@@ -117,17 +117,24 @@ def protocol_of(asked: str, parent: dict[str, Any]) -> str:
     return asked
 
 
-def protocol_label(protocol: str, thinking: str, minimum: int) -> str:
+def settings_for(settings: EvaluateConfig, parent: dict[str, Any]) -> EvaluateConfig:
+    """The settings with the protocol that ``auto`` means; what is said of traces falls away where there are none."""
+    protocol = protocol_of(settings.protocol, parent)
+    without = {} if protocol == "think" else {"thinking": "natural", "thinking_minimum": 0, "trace_metrics": "none"}
+    return replace(settings, protocol=protocol, **without)
+
+
+def protocol_label(settings: EvaluateConfig) -> str:
     """The protocol as tables name it: with the way of thinking where that is not the policy's own, since pass@k depends on it."""
-    if protocol != "think" or thinking == "natural":
-        return protocol
-    return "think-forced" if thinking == "forced" else f"think-minimum-{minimum}"
+    if settings.thinking == "natural":
+        return settings.protocol
+    return "think-forced" if settings.thinking == "forced" else f"think-minimum-{settings.thinking_minimum}"
 
 
 def evaluation_folder(config: Config) -> Path:
     """Where the evaluation of ``config.parent`` under ``config.evaluate`` goes: its name hashes all that changes its numbers."""
     parent = adopt_parent(config, STAGES)
-    settings = replace(config.evaluate, protocol=protocol_of(config.evaluate.protocol, parent))
+    settings = settings_for(config.evaluate, parent)
     identity = {
         "evaluate": identity_of(settings),
         "puzzles": world.puzzle_hash(config),
@@ -155,16 +162,13 @@ def evaluate(config: Config) -> int:
 
 
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
-    directory, settings = Path(config.parent), config.evaluate
-    protocol = protocol_of(config.evaluate.protocol, parent)
+    directory, settings = Path(config.parent), settings_for(config.evaluate, parent)
     keep_traces = settings.trace_metrics != "none"
-    if keep_traces and protocol != "think":
-        raise UserError(f"evaluate.trace_metrics={settings.trace_metrics}: there is no trace in protocol={protocol}; use none")
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
-        protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}",
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}",
         thinking=settings.thinking, thinking_minimum=settings.thinking_minimum,
     )  # fmt: skip
     if config.run.threads:
@@ -185,7 +189,7 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "stage": parent["stage"],
         "step": parent.get("step", 0),
         "split": settings.split,
-        "protocol": protocol_label(protocol, settings.thinking, settings.thinking_minimum),
+        "protocol": protocol_label(settings),
         "spelling": settings.spelling,
         "verifier": settings.verifier,
         "temperature": settings.temperature,

@@ -191,7 +191,10 @@ def test_an_evaluation_writes_the_tables_only_when_asked(kind, tiny_runs, tmp_pa
     assert len(traces) == 40 and record["settings"]["trace_metrics"] == kind and ("trace_engine" in record) == (kind == "engine")
 
 
-def test_trace_metrics_of_a_policy_without_traces_are_refused(tiny_runs):
-    config = tiny.config("evaluate", tiny_runs["sft"].parent, f"parent={tiny_runs['pretrain']}", "evaluate.trace_metrics=tree")
-    with pytest.raises(UserError, match=r"evaluate\.trace_metrics=tree: there is no trace in protocol=game; use none"):
-        evaluate(config)
+def test_what_is_asked_of_traces_says_nothing_of_a_policy_without_them(tiny_runs):
+    """The pipeline evaluates all its stages with one set of keys."""
+    plain, asked = (
+        tiny.config("evaluate", tiny_runs["sft"].parent, f"parent={tiny_runs['pretrain']}", *overrides)
+        for overrides in ([], ["evaluate.trace_metrics=engine", "evaluate.thinking=minimum", "evaluate.thinking_minimum=20"])
+    )
+    assert evaluation_folder(plain) == evaluation_folder(asked)
