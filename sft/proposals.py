@@ -56,35 +56,40 @@ class ModelProposal:
 
     def continuations(self, puzzles: Sequence[Puzzle], asked: Sequence[Continuation], report: TraceReport) -> list[Line]:
         """All continuations of the batch together, as far as TOKENS_AT_ONCE allows; those that share a first move share its prefill."""
-        lines: list[Line] = [() for _ in asked]
-        open_places = [index for index, one in enumerate(asked) if one.plies > 0]
-        if not open_places:
-            return lines
-        bases = self._puzzle_keys(puzzles, 1)
-        number = Counter[int]()
-        keys = []
-        for index in open_places:
-            place = asked[index].place
-            keys.append(combine(bases[place], number[place]))
-            number[place] += 1
-        prompts_of = {place: prompt_tokens(puzzles[place], self.state, think=False) for place in {asked[index].place for index in open_places}}
-        distinct_beginnings = dict.fromkeys((asked[index].place, asked[index].first) for index in open_places)
-        beginnings = {
-            (place, first): prompts_of[place] + move_tokens(puzzles[place].board(), first) for place, first in distinct_beginnings
-        }
-        for chunk in self._chunks(open_places, asked, max(map(len, beginnings.values()))):
-            wanted = [(asked[open_places[at]].place, asked[open_places[at]].first) for at in chunk]
-            distinct = {beginning: row for row, beginning in enumerate(dict.fromkeys(wanted))}
-            rows = torch.tensor([distinct[beginning] for beginning in wanted], device=self.model.device)
-            plies = torch.tensor([asked[open_places[at]].plies for at in chunk], device=self.model.device)
-            prompts = [beginnings[beginning] for beginning in distinct]
-            texts = self._sample(prompts, rows, torch.stack([keys[at] for at in chunk]), plies, report)
+        wanted = [one for one in asked if one.plies > 0]
+        if not wanted:
+            return [() for _ in asked]
+        beginnings, keys = self._beginnings(puzzles, wanted), self._continuation_keys(puzzles, wanted)
+        lines: list[Line] = [()] * len(wanted)
+        for chunk in _chunks([one.plies for one in wanted], max(map(len, beginnings.values()))):
+            distinct = list(dict.fromkeys((wanted[at].place, wanted[at].first) for at in chunk))
+            row_of = {beginning: row for row, beginning in enumerate(distinct)}
+            rows = torch.tensor([row_of[wanted[at].place, wanted[at].first] for at in chunk], device=self.model.device)
+            plies = torch.tensor([wanted[at].plies for at in chunk], device=self.model.device)
+            texts = self._sample([beginnings[beginning] for beginning in distinct], rows, keys[chunk], plies, report)
             for at, text in zip(chunk, texts.tolist()):
-                one = asked[open_places[at]]
-                lines[open_places[at]], illegal = read_plies(board_after(puzzles[one.place], one.first), text, one.plies)
-                report.counts["continuations"] += 1
+                one = wanted[at]
+                lines[at], illegal = read_plies(board_after(puzzles[one.place], one.first), text, one.plies)
                 report.counts["illegal continuations"] += illegal
-        return lines
+        report.counts["continuations"] += len(wanted)
+        sampled = iter(lines)
+        return [next(sampled) if one.plies > 0 else () for one in asked]
+
+    def _beginnings(self, puzzles: Sequence[Puzzle], wanted: Sequence[Continuation]) -> dict[tuple[int, chess.Move], list[int]]:
+        """Prompt and first move as tokens, for each puzzle and first move."""
+        prompts = {place: prompt_tokens(puzzles[place], self.state, think=False) for place in {one.place for one in wanted}}
+        distinct = dict.fromkeys((one.place, one.first) for one in wanted)
+        return {(place, first): prompts[place] + move_tokens(puzzles[place].board(), first) for place, first in distinct}
+
+    def _continuation_keys(self, puzzles: Sequence[Puzzle], wanted: Sequence[Continuation]) -> torch.Tensor:
+        """(wanted,) random keys, by the number of the continuation among those of its puzzle."""
+        count = Counter[int]()
+        numbers = []
+        for one in wanted:
+            numbers.append(count[one.place])
+            count[one.place] += 1
+        places = torch.tensor([one.place for one in wanted], device=self.model.device)
+        return combine(self._puzzle_keys(puzzles, 1)[places], torch.tensor(numbers, device=self.model.device))
 
     def _puzzle_keys(self, puzzles: Sequence[Puzzle], part: int) -> torch.Tensor:
         """(puzzles,) random keys, a function of the puzzle's id, the seed and the part of the work."""
@@ -99,14 +104,14 @@ class ModelProposal:
         report.prompt_tokens += sum(map(len, prompts))
         return texts.cpu()
 
-    def _chunks(self, open_places: list[int], asked: Sequence[Continuation], longest_beginning: int) -> Iterator[list[int]]:
-        """Places in ``open_places`` to sample together, those of like length together so that few wait for the longest."""
-        order = sorted(range(len(open_places)), key=lambda at: asked[open_places[at]].plies)
-        while order:
-            longest = longest_beginning + LONGEST_MOVE * asked[open_places[order[-1]]].plies
-            size = max(1, TOKENS_AT_ONCE // longest)
-            yield order[-size:]
-            order = order[:-size]
+
+def _chunks(plies: Sequence[int], longest_beginning: int) -> Iterator[list[int]]:
+    """Places in ``plies`` to sample together, those of like length together so that few wait for the longest."""
+    order = sorted(range(len(plies)), key=lambda at: plies[at])
+    while order:
+        size = max(1, TOKENS_AT_ONCE // (longest_beginning + LONGEST_MOVE * plies[order[-1]]))
+        yield order[-size:]
+        order = order[:-size]
 
 
 # ---- random play ------------------------------------------------------------------------------------------------------------------------
