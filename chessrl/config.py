@@ -127,9 +127,13 @@ class PretrainConfig:
 
 @dataclass
 class TraceConfig:
-    """Search-tree traces built from the pretrained model's own samples (science.md section 10)."""
+    """Search-tree traces (science.md section 10): who proposes the lines, how many and how long, and how their tree is written."""
 
     enabled: bool = True  # false: no trace, the answer follows the prompt
+    # model: the pretrained parent's samples; teacher: another pretrained model's; engine: Stockfish's variations; uniform: random legal play
+    proposal: str = neutral("model")
+    teacher: str = local("")  # a finished pretraining run, for proposal=teacher (its run id enters the identity, not the path)
+    engine_nodes: int = neutral(5000)  # nodes of each search of proposal=engine
     candidates: int = 5  # first moves sampled per puzzle
     continuations_mean: float = 1.0  # lines per first move: rounded log-normal, clipped to the range
     continuations_sigma: float = 0.2
@@ -141,6 +145,12 @@ class TraceConfig:
     length_max: int = 2
     temperature: float = 1.0
     inject_answer: bool = True  # put the solution's opening plies into the tree where no sampled line holds them
+    # what follows is done to finished trees: experiments that differ in it alone share one set of proposals, sampled once
+    order: str = neutral("sampling")  # children of a node: sampling (as they came), engine (best first, by engine.*), random
+    serialise: str = neutral("dfs")  # lines of the trace: dfs (root to leaf, depth first), shuffled (the same, in random order), bfs (one per node)
+    content: str = neutral("own")  # own, or other_puzzle: every puzzle gets the trace of another one
+    budget: int | None = neutral(None)  # most tokens of a trace, </T> included: last lines are dropped whole, the answer's line last
+    answer: str = neutral("line")  # what is answered: the puzzle's line, or engine: the best line of the tree by engine.*
 
 
 @dataclass
@@ -149,10 +159,14 @@ class SftConfig:
 
     trace: TraceConfig = field(default_factory=TraceConfig)
     epochs: int = 3
+    tokens: int | None = neutral(None)  # non-pad tokens seen in all, instead of epochs: equal tokens are equal 6NT FLOPs
+    context: int | None = neutral(None)  # most tokens of prompt, trace and answer: lines of the trace are dropped until it fits
     batch_tokens: int = 8192  # non-pad tokens per step
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-4, min_lr_ratio=1 / 30, weight_decay=0.01))
     max_puzzles: int | None = None
     validation_puzzles: int = 200  # for the validation loss
+    validation_samples: int = neutral(0)  # episodes of each validation puzzle after every epoch, for pass@1 and pass@(so many); 0: none
+    patience: int | None = neutral(None)  # stop after so many epochs without a lower validation loss, and keep the best epoch's weights
     save_steps: list[int] = field(default_factory=list)
     seed: int = 0  # traces
     data_seed: int = 0  # order of examples
@@ -291,6 +305,11 @@ class EvaluateConfig:
     verifier: str = "line"  # line (and any mate), or engine (every move within engine.delta)
     temperature: float = 1.0
     thinking_budget: int = 128
+    # who ends a trace: natural (the policy; at the budget it fails), forced (</T> is put where the budget is used up), minimum (besides, a </T>
+    # before thinking_minimum tokens becomes <sep>; thinking_minimum=thinking_budget is a fixed length). forced at budget 0: an empty trace
+    thinking: str = neutral("natural")
+    thinking_minimum: int = neutral(0)
+    trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
 

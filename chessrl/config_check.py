@@ -9,6 +9,7 @@ from chessrl.config import STAGES, Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
 from chessrl.puzzles import SLICES, SPLITS
+from chessrl.traces import LAYOUTS
 from chessrl.tracking import check_logger
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -16,6 +17,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "world.state": ("snapshot", "history"),
     "run.device": ("auto", "cpu", "cuda"),
     "run.precision": ("fp32", "bf16", "fp64"),
+    "sft.trace.proposal": ("model", "teacher", "engine", "uniform"),
+    "sft.trace.order": ("sampling", "engine", "random"),
+    "sft.trace.serialise": LAYOUTS,
+    "sft.trace.content": ("own", "other_puzzle"),
+    "sft.trace.answer": ("line", "engine"),
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
@@ -29,6 +35,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.kl": ("k3", "k2", "k1_reward"),
     "algorithm.baseline": ("none", "greedy"),
     "algorithm.sampling": ("plain", "filter", "dynamic"),
+    "evaluate.thinking": ("natural", "forced", "minimum"),
+    "evaluate.trace_metrics": ("none", "tree", "engine"),
     "algorithm.loss_norm": ("sequence", "token", "constant"),
     "reward.accept": ("line", "engine"),
     "reward.oracle": ("line", "engine"),
@@ -77,6 +85,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "sft.epochs": (1, None),
     "sft.batch_tokens": (1, None),
     "sft.validation_puzzles": (1, None),
+    "sft.validation_samples": (0, None),
+    "sft.trace.engine_nodes": (1, None),
     "sft.trace.candidates": (1, None),
     "sft.trace.continuations_min": (1, None),
     "sft.trace.length_min": (1, None),
@@ -130,6 +140,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.samples": (1, None),
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
+    "evaluate.thinking_minimum": (0, None),
     "evaluate.batch": (1, None),
     "rl.curriculum.pass_rate_min": (0, 1),
     "rl.curriculum.pass_rate_max": (0, 1),
@@ -161,6 +172,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     },
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
+    *("sft.tokens", "sft.context", "sft.patience", "sft.trace.budget"),
     *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
     *(f"{stage}.optimizer.warmup_steps" for stage in STAGES),
 )
@@ -169,6 +181,7 @@ ORDERED = (  # the first is at most the second
     ("sft.trace.continuations_min", "sft.trace.continuations_max"),
     ("sft.trace.length_min", "sft.trace.length_max"),
     ("rl.curriculum.pass_rate_min", "rl.curriculum.pass_rate_max"),
+    ("evaluate.thinking_minimum", "evaluate.thinking_budget"),
 )
 # Lists of at least one value, each in its range or among its choices
 LISTS: dict[str, tuple[float, float] | tuple[str, ...]] = {

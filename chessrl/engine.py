@@ -21,7 +21,7 @@ import chess
 import chess.engine
 from tqdm import tqdm
 
-from chessrl.engine_labels import LabelCache, MoveLabels, MoveScore, deepest_complete, position_key, scores_by_depth
+from chessrl.engine_labels import LabelCache, MoveLabels, MoveScore, best_variations, deepest_complete, position_key, scores_by_depth
 from chessrl.engine_process import EngineProcess
 from chessrl.errors import UserError
 
@@ -29,6 +29,7 @@ DEBIAN_STOCKFISH = Path("/usr/games/stockfish")  # where Debian installs it, whi
 MODES = ("depth", "searchmoves")
 RULES_VERSION = 1  # raise it when equal engine output would give other labels, so that cached ones are not taken
 _POSITIONS_PER_TRANSACTION = 64  # times processes: what an interrupted call can lose
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -150,6 +151,22 @@ class Engine:
                     self._cache.put(label for label in labels.values() if label is not None)
         return [known[position_key(board)] for board in boards]
 
+    def variations(
+        self, boards: Sequence[chess.Board], lines: Sequence[int], nodes: int, progress: bool = False
+    ) -> list[list[list[str]] | None]:
+        """The best ``lines[i]`` variations (UCI moves, best first) of each position: one search of ``nodes`` nodes, a new game each.
+
+        Fewer where there are fewer legal moves, none where the game is over; None where the search failed (see ``counts``). Not cached.
+        """
+        found: list[list[list[str]] | None] = [[] for _ in boards]
+        asked = [place for place, board in enumerate(boards) if any(board.legal_moves) and not board.is_insufficient_material()]
+        with tqdm(total=len(asked), desc="engine variations", unit="position", disable=not progress) as bar:
+            searches = [(boards[place], lines[place], nodes) for place in asked]
+            results = self._run(self._spread(self._variations, searches, bar.update)) if searches else []
+        for place, result in zip(asked, results):
+            found[place] = result
+        return found
+
     def _without_search(self, board: chess.Board) -> tuple[MoveLabels | None, str]:
         """Labels that need no engine, and the count they belong to; ``waiting`` where the engine must be asked."""
         position = position_key(board)
@@ -198,16 +215,23 @@ class Engine:
         await asyncio.gather(*(process.end() for process in processes))
 
     async def _search_all(self, boards: Sequence[chess.Board], done: Callable[[], object]) -> dict[str, MoveLabels | None]:
-        queue = deque(boards)
-        labels: dict[str, MoveLabels | None] = {}
+        labels = await self._spread(self._label, boards, done)
+        return {position_key(board): found for board, found in zip(boards, labels)}
+
+    async def _spread(
+        self, search: Callable[[int, _Item], Coroutine[None, None, _Result]], items: Sequence[_Item], done: Callable[[], object]
+    ) -> list[_Result]:
+        """``search`` (slot, item) of all items, in their order; each process takes the next one when it is free."""
+        queue = deque(enumerate(items))
+        results: dict[int, _Result] = {}
 
         async def work(slot: int) -> None:
             while queue:
-                board = queue.popleft()
-                labels[position_key(board)] = await self._label(slot, board)
+                place, item = queue.popleft()
+                results[place] = await search(slot, item)
                 done()
 
-        workers = [asyncio.ensure_future(work(slot)) for slot in range(min(len(self._slots), len(boards)))]
+        workers = [asyncio.ensure_future(work(slot)) for slot in range(min(len(self._slots), len(items)))]
         try:
             await asyncio.gather(*workers)
         except UserError:  # no process can be started any more
@@ -216,17 +240,36 @@ class Engine:
             raise
         finally:
             await asyncio.gather(*workers, return_exceptions=True)
-        return labels
+        return [results[place] for place in range(len(items))]
 
     async def _label(self, slot: int, board: chess.Board) -> MoveLabels | None:
-        """Labels of one position by the process of ``slot``; a process that fails is replaced and the position tried once more."""
+        """Labels of one position by the process of ``slot``."""
+        table, reason = await self._attempt(slot, lambda process: self._table(process, board))
+        if table is None:
+            return self._unscorable(reason or "incomplete")
+        self.counts["searched"] += 1
+        depth, scores = table
+        return MoveLabels(position_key(board), depth, _decided_by_rules(board, scores))
+
+    async def _variations(self, slot: int, asked: tuple[chess.Board, int, int]) -> list[list[str]] | None:
+        board, lines, nodes = asked
+        wanted = min(lines, board.legal_moves.count())
+        printed, reason = await self._attempt(slot, lambda process: process.search(board, f"go nodes {nodes}", lines=wanted))
+        if printed is None:
+            return self._unscorable(reason)
+        self.counts["searched"] += 1
+        return best_variations(printed, wanted)
+
+    async def _attempt(
+        self, slot: int, search: Callable[[EngineProcess], Coroutine[None, None, _Result]]
+    ) -> tuple[_Result | None, str]:
+        """What ``search`` finds with the process of ``slot``, and "" or why it failed; a process that fails is replaced once."""
         for _attempt in range(2):
             process = self._slots[slot]
             if process is None:
                 process = self._slots[slot] = await self._start()
             try:
-                table = await self._table(process, board)
-                break
+                return await search(process), ""
             except TimeoutError:
                 reason = "deadline"
             except chess.engine.EngineError:
@@ -236,13 +279,7 @@ class Engine:
                 raise
             await self._end(slot)
             self.counts["restarts"] += 1
-        else:
-            return self._unscorable(reason)
-        if table is None:
-            return self._unscorable("incomplete")
-        self.counts["searched"] += 1
-        depth, scores = table
-        return MoveLabels(position_key(board), depth, _decided_by_rules(board, scores))
+        return None, reason
 
     async def _end(self, slot: int) -> None:
         process, self._slots[slot] = self._slots[slot], None

@@ -101,6 +101,26 @@ def deepest_complete(tables: Mapping[int, Mapping[str, MoveScore]], moves: Seque
     return None
 
 
+_VARIATION = re.compile(r"info .*?\bdepth (\d+) .*?\bscore (?:cp|mate) -?\d+ (?!lowerbound|upperbound).*?\bpv (.+)")
+
+
+def best_variations(lines: Iterable[str], wanted: int) -> list[list[str]]:
+    """The variations (UCI moves) of a multi-PV search in the order in which the engine lists them, best first, one for each first move.
+
+    From the deepest iteration that has all ``wanted`` of them, or, where none has, the one that has most: a search that stops within an
+    iteration has listed some moves one ply deeper than others.
+    """
+    by_depth: dict[int, dict[str, list[str]]] = {}
+    for line in lines:
+        if match := _VARIATION.match(line):
+            moves = match[2].split()
+            table = by_depth.setdefault(int(match[1]), {})
+            table.pop(moves[0], None)
+            table[moves[0]] = moves
+    best = max(by_depth, key=lambda depth: (min(len(by_depth[depth]), wanted), depth), default=None)
+    return list(by_depth[best].values())[:wanted] if best is not None else []
+
+
 # ---- the table on disk --------------------------------------------------------------------------------------------------------------
 
 SCHEMA_VERSION = 1

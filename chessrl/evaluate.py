@@ -1,4 +1,5 @@
 """Sampling a policy on puzzles, and the evaluation folder made of it: ``samples.parquet``, ``passk.csv``, ``rates.csv``, ``evaluation.json``.
+With ``evaluate.trace_metrics`` also ``traces.parquet``, ``trace_metrics.csv`` and ``trace_illegal.csv``.
 
 ``python -m chessrl.evaluate parent=RUN evaluate.split=...``: see ``--help``.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, replace_folder, write_json
-from chessrl.config import STAGES, Config
+from chessrl.config import STAGES, Config, EvaluateConfig
 from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
@@ -27,14 +28,18 @@ from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.run import adopt_parent, digest, identity_of, leak_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
-from chessrl.verifier import engine_identity, environment_of
+from chessrl.trace_report import TraceTables, trace_tables, trace_tokens_of
+from chessrl.verifier import cached_labels, engine_identity, environment_of
 
 
 def sample_policy(
     model: Transformer, environment: Environment, puzzles: Sequence[Puzzle], state: str, samples: int, settings: SamplingSettings, batch: int,
-    description: str | None = None,
+    description: str | None = None, keep_traces: bool = False,
 ) -> pd.DataFrame:  # fmt: skip
-    """The samples table (design of ``samples.parquet``): ``samples`` episodes of every puzzle, about ``batch`` sequences at a time."""
+    """The samples table (design of ``samples.parquet``): ``samples`` episodes of every puzzle, about ``batch`` sequences at a time.
+
+    With ``keep_traces`` it has a further column ``trace``, the tokens of each trace.
+    """
     prompts = [prompt_tokens(puzzle, state, think=settings.protocol == "think") for puzzle in puzzles]
     order = sorted(range(len(puzzles)), key=lambda index: len(prompts[index]))  # prompts of like length together: less padding
     per_batch = max(1, batch // samples)
@@ -43,7 +48,8 @@ def sample_policy(
     for start in tqdm(starts, desc=description, unit="batch", disable=description is None, mininterval=1.0):
         chosen = order[start : start + per_batch]
         result = rollout(model, environment, chosen, [prompts[index] for index in chosen], samples, settings)
-        tables.append(_table(result, [puzzles[index] for index in chosen], samples, settings))
+        table = _table(result, [puzzles[index] for index in chosen], samples, settings)
+        tables.append(table.assign(trace=trace_tokens_of(result)) if keep_traces else table)
     return pd.concat(tables).sort_values(["puzzle", "sample"], ignore_index=True)
 
 
@@ -52,6 +58,8 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
     outcomes = [OUTCOMES[code] for code in result.outcome.tolist()]
     sampled = result.policy.sum(1)
     after_trace = result.trace_lengths + (settings.protocol == "think")  # </T>, or the token beyond the budget
+    at_end = result.trace_lengths.clamp(max=result.tokens.shape[1] - 1)[:, None]
+    put_end = (result.tokens.gather(1, at_end) == notation.END_THINK) & ~result.policy.gather(1, at_end)
     return pd.DataFrame(
         {
             "puzzle": [puzzle.id for puzzle in repeated],
@@ -68,6 +76,7 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
             "truncated": [outcome == "no_end_think" for outcome in outcomes],
             "failure": ["" if outcome == "solved" else outcome for outcome in outcomes],
             "trace_length": result.trace_lengths.tolist(),
+            "trace_forced": (put_end.squeeze(1) & (settings.protocol == "think")).tolist(),
             "answer_length": (result.lengths - after_trace).tolist(),
             "logprob": result.logprobs.double().sum(1).tolist(),
             "entropy": (result.entropies.double().sum(1) / sampled.clamp(min=1)).tolist(),
@@ -107,10 +116,24 @@ def protocol_of(asked: str, parent: dict[str, Any]) -> str:
 
 
 def resolve(config: Config) -> dict[str, Any]:
-    """The summary of the parent, whose model and protocol (where it is ``auto``) become the config's."""
+    """The summary of the parent, whose model becomes the config's, and ``config.evaluate`` as it is meant for that policy."""
     parent = adopt_parent(config, STAGES)
-    config.evaluate.protocol = protocol_of(config.evaluate.protocol, parent)
+    config.evaluate = settings_for(config.evaluate, parent)
     return parent
+
+
+def settings_for(settings: EvaluateConfig, parent: dict[str, Any]) -> EvaluateConfig:
+    """The settings with the protocol that ``auto`` means; what is said of traces falls away where there are none."""
+    protocol = protocol_of(settings.protocol, parent)
+    without = {} if protocol == "think" else {"thinking": "natural", "thinking_minimum": 0, "trace_metrics": "none"}
+    return replace(settings, protocol=protocol, **without)
+
+
+def protocol_label(settings: EvaluateConfig) -> str:
+    """The protocol as tables name it: with the way of thinking where that is not the policy's own, since pass@k depends on it."""
+    if settings.thinking == "natural":
+        return settings.protocol
+    return "think-forced" if settings.thinking == "forced" else f"think-minimum-{settings.thinking_minimum}"
 
 
 def evaluation_folder(config: Config) -> Path:
@@ -121,7 +144,7 @@ def evaluation_folder(config: Config) -> Path:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    if config.evaluate.verifier == "engine":
+    if "engine" in (config.evaluate.verifier, config.evaluate.trace_metrics):
         identity["engine"] = engine_identity(config)
     return Path(config.parent) / "evaluations" / digest(identity)
 
@@ -143,36 +166,49 @@ def evaluate(config: Config) -> int:
 
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
+    keep_traces = settings.trace_metrics != "none"
     model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
-        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}"
-    )
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}",
+        thinking=settings.thinking, thinking_minimum=settings.thinking_minimum,
+    )  # fmt: skip
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     name = f"evaluate {parent['stage']} on {settings.split}" + (" by the engine" if settings.verifier == "engine" else "")
-    samples = sample_policy(model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name)
+    samples = sample_policy(
+        model, environment.to(model.device), puzzles, config.world.state, settings.samples, sampling, settings.batch, name, keep_traces
+    )
     leak = leak_of(parent)
     if leak:
         samples["leaked"] = samples["puzzle"].isin(leak["leak"]["puzzles"])
+    traces = None
+    if keep_traces:
+        scores = None
+        if settings.trace_metrics == "engine":
+            scores, record["trace_engine"] = cached_labels(config, [puzzle.board() for puzzle in puzzles])
+        traces = trace_tables(samples, puzzles, scores)
+        samples = samples.drop(columns="trace")
     labels = {
         "run": parent["run_id"],
         "stage": parent["stage"],
         "step": parent.get("step", 0),
         "split": settings.split,
-        "protocol": settings.protocol,
+        "protocol": protocol_label(settings),
         "spelling": settings.spelling,
         "verifier": settings.verifier,
         "temperature": settings.temperature,
         "thinking_budget": settings.thinking_budget,
         "seed": settings.seed,
     }
-    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | leak | record)
+    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | leak | record, traces)
     print(f"evaluate: {folder}", flush=True)
 
 
-def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any]) -> None:
+def write_evaluation(
+    folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any], traces: TraceTables | None = None
+) -> None:
     """Write the folder beside its place and move it there whole. ``record`` goes to evaluation.json beside the labels."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -180,6 +216,8 @@ def write_evaluation(folder: Path, samples: pd.DataFrame, labels: dict[str, Any]
     samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)
     passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
     rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
+    if traces is not None:
+        traces.write(temporary)
     n_samples = int(samples.groupby("puzzle").size().iloc[0])
     write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique()} | record)
     replace_folder(temporary, folder)

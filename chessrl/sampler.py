@@ -22,6 +22,7 @@ from chessrl.model import KVCache, Transformer, scaled_logits
 from chessrl.randomness import combine, draw, stream_key
 
 PROTOCOLS = ("think", "answer", "game")
+THINKING = ("natural", "forced", "minimum")
 OUTCOMES = ("solved", "wrong", "illegal", "malformed", "unclosed", "no_end_think")  # codes in Rollout.outcome
 SOLVED_CODE, WRONG, ILLEGAL, MALFORMED, UNCLOSED, NO_END_THINK = range(len(OUTCOMES))
 _RUNNING = -1
@@ -32,7 +33,12 @@ SYNC_STEPS = {"cpu": 1, "cuda": 64}  # how often the host looks at the count of 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How a policy plays. ``temperature`` 0 is greedy; ``spelling`` strict asks for canonical tokens; ``key`` names the random stream."""
+    """How a policy plays. ``temperature`` 0 is greedy; ``spelling`` strict asks for canonical tokens.
+
+    ``thinking`` decides who ends a trace: ``natural``, the policy, or it fails at the budget; ``forced``, the environment writes ``</T>`` where the
+    budget is used up; ``minimum``, besides, a ``</T>`` before ``thinking_minimum`` tokens becomes ``<sep>``. What the environment writes is no
+    token of the policy.
+    """
 
     protocol: str
     temperature: float
@@ -42,12 +48,18 @@ class SamplingSettings:
     stage: str = "evaluate"
     step: int = 0
     first_sample: int = 0  # number of the group's first sample
+    thinking: str = "natural"
+    thinking_minimum: int = 0  # tokens, for thinking=minimum
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise UserError(f"protocol={self.protocol!r} is unknown: use one of {', '.join(PROTOCOLS)}")
         if self.spelling not in ("lenient", "strict"):
             raise UserError(f"spelling={self.spelling!r} is unknown: use lenient or strict")
+        if self.thinking not in THINKING:
+            raise UserError(f"thinking={self.thinking!r} is unknown: use one of {', '.join(THINKING)}")
+        if self.thinking_minimum > self.thinking_budget:
+            raise UserError(f"thinking_minimum={self.thinking_minimum} is more than thinking_budget={self.thinking_budget}: lower it")
         if self.temperature < 0:
             raise UserError(f"temperature={self.temperature} is negative: use 0 (greedy) or more")
 
@@ -258,12 +270,14 @@ class _Sampler:
             forced = walk.reply.gather(1, walk.reply_place[:, None].clamp(max=notation.LONGEST_MOVE - 1)).squeeze(1)
             replying = walk.phase == _REPLYING
             token = torch.where(replying, forced, token)
+        token, put = self._control_thinking(walk, token)
+        given = replying | put
         kept = running & (walk.outcome == _RUNNING)
         thinking, moving = kept & (walk.phase == _THINKING), kept & (walk.phase == _MOVING)
         self._think(walk, token, thinking)
         self._move(walk, token, moving)
         self._reply(walk, kept & replying)
-        self.record.write(walk, place, token, kept, ~replying, logprob, entropy)
+        self.record.write(walk, place, token, kept, ~given, logprob, entropy)
         return token
 
     def _sample(self, walk: _Walk, logits: Tensor, place: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,6 +292,19 @@ class _Sampler:
             return None
         dead = self.grammar.transition[walk.grammar, token] == DEAD
         return running & (walk.phase == _MOVING) & self.grammar.complete[walk.grammar] & dead
+
+    def _control_thinking(self, walk: _Walk, token: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens with those that the environment puts in place of a thinking policy's, and where (A,) it put them."""
+        thinking = walk.phase == _THINKING
+        closes = token == notation.END_THINK
+        if self.settings.thinking == "natural":
+            return token, torch.zeros_like(thinking)
+        over = thinking & ~closes & (walk.thought >= self.settings.thinking_budget)
+        token = torch.where(over, notation.END_THINK, token)
+        if self.settings.thinking == "forced":
+            return token, over
+        early = thinking & closes & (walk.thought < self.settings.thinking_minimum)
+        return torch.where(early, notation.SEP, token), over | early
 
     def _think(self, walk: _Walk, token: Tensor, thinking: Tensor) -> None:
         closes = thinking & (token == notation.END_THINK)
@@ -343,21 +370,3 @@ class _Sampler:
         following = walk.reply.gather(1, walk.reply_place[:, None].clamp(max=notation.LONGEST_MOVE - 1)).squeeze(1)
         over = replying & (last | (following == notation.PAD))
         walk.phase = torch.where(over, _MOVING, walk.phase)
-
-
-@torch.no_grad()
-def continue_text(model: Transformer, prompts: Sequence[Sequence[int]], keys: Tensor, new_tokens: int, temperature: float) -> Tensor:
-    """Plain sampling without an environment: ``keys`` (P, G) random keys, one per sample. Returns (P, G, new_tokens) ids."""
-    group = keys.shape[1]
-    prompt_ids, lengths = pad_prompts(prompts, model.device)
-    logits, cache = model.prefill(prompt_ids, lengths)
-    rows = torch.arange(len(prompts), device=model.device).repeat_interleave(group)
-    logits, cache, keys = logits[rows], cache.select(rows), keys.flatten()
-    cache.grow(cache.end + new_tokens)
-    chosen = []
-    for place in range(new_tokens):
-        token = draw(scaled_logits(logits, temperature).log_softmax(-1), combine(keys, place))
-        chosen.append(token)
-        if place + 1 < new_tokens:
-            logits = model.decode(token, cache)
-    return torch.stack(chosen, 1).view(len(prompts), group, new_tokens)

@@ -7,6 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import chess
+
 from chessrl.config import Config, EngineConfig
 from chessrl.engine import Engine, EngineSettings
 from chessrl.engine_labels import MoveLabels, accepted_moves, position_key
@@ -43,6 +45,16 @@ def engine_identity(config: Config) -> dict[str, Any]:
         return identity_of(config.engine) | {"engine": engine.identity}
 
 
+def cached_labels(config: Config, boards: Sequence[chess.Board]) -> tuple[list[MoveLabels | None], str]:
+    """The engine's scores of every legal move of the positions, and its identity; the cache below ``outputs/data`` is filled where needed."""
+    cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with Engine(engine_settings(config.engine), cache) as engine:
+        labels = engine.label(boards, progress=True)
+        print(f"engine: {engine.identity}; " + ", ".join(f"{name} {count:,}" for name, count in engine.counts.items()), flush=True)
+        return labels, engine.identity
+
+
 def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Moves that the engine accepts at every solver decision of the lines, and counts for the record.
 
@@ -61,14 +73,7 @@ def engine_accepted(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str
 
 
 def engine_labels(config: Config, puzzles: Sequence[Puzzle]) -> tuple[dict[str, MoveLabels | None], str]:
-    """The engine's labels (None where it cannot score) by position of every solver decision of the lines, and the engine's identity.
-
-    They come from the cache below ``outputs/data``, which takes in what was missing.
-    """
+    """The engine's labels (None where it cannot score) by position of every solver decision of the lines, and the engine's identity."""
     boards = {position_key(board): board for puzzle in puzzles for board, _, _ in solver_decisions(puzzle)}
-    cache = Path(config.outputs) / "data" / "engine_labels.sqlite"
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with Engine(engine_settings(config.engine), cache) as engine:
-        labels = engine.label(list(boards.values()), progress=True)
-        print(f"engine: {engine.identity}; " + ", ".join(f"{name} {count:,}" for name, count in engine.counts.items()), flush=True)
-        return dict(zip(boards, labels)), engine.identity
+    labels, identity = cached_labels(config, list(boards.values()))
+    return dict(zip(boards, labels)), identity

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,39 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from chessrl import distributed, world
+from chessrl import world
 from chessrl.budgets import scale_rate
-from chessrl.checkpoint import load_model
-from chessrl.config import Config
+from chessrl.checkpoint import load_model, load_newest_state
+from chessrl.config import Config, SftConfig
+from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer
-from chessrl.puzzles import Puzzle
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
-from chessrl.traces import Tree
 from chessrl.training import (
+    GIVEN,
+    PARTS,
     Example,
-    PartLosses,
     Stopwatch,
     TrainingState,
     accumulate_gradient,
     build_optimizer,
-    evaluate_losses,
     learning_rate,
     optimizer_step,
     token_batches,
 )
-from sft.examples import ANSWER, TRACE, build_examples
-from sft.traces import PUZZLES_PER_BATCH, TraceReport, build_trees
+from chessrl.verifier import engine_identity
+from sft.data import build
+from sft.examples import ANSWER, TRACE
+from sft.trace_cache import proposing_model, teacher_summary
+from sft.traces import TraceReport
+from sft.validation import EarlyStop, Validation, named_losses
 
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
     parent = adopt_parent(config, ("pretrain",))
     scale_rate(config.sft.optimizer, Cost.of(config.model).parameters_without_embeddings)
-    return {
+    trace = config.sft.trace
+    kept = {
         "parent": parent["run_id"],
         "puzzles": world.puzzle_hash(config),
         "state": config.world.state,
@@ -47,6 +51,11 @@ def identity(config: Config) -> dict[str, Any]:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
+    if trace.enabled and trace.proposal == "teacher":
+        kept["teacher"] = teacher_summary(config)["run_id"]
+    if trace.enabled and "engine" in (trace.proposal, trace.order, trace.answer):
+        kept["engine"] = engine_identity(config)
+    return kept
 
 
 def train(run: Run) -> None:
@@ -58,17 +67,22 @@ def train(run: Run) -> None:
     puzzles = world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]
     report = TraceReport()
-    examples, validation = build(model, puzzles, config, report), build(model, held_out, config, TraceReport())
+    proposer = proposing_model(config, model)
+    examples, held_out_examples = build(proposer, puzzles, config, report), build(proposer, held_out, config, TraceReport())
+    # 2N for each token read or sampled to build the traces, N of the model that proposed them
+    sampling = Cost.of(proposer.config).forward_flops(report.sampled_tokens + report.prompt_tokens)
+    del proposer  # a teacher may be large
+    validation = Validation(held_out, held_out_examples, longest_trace(examples), config)
     lengths = np.array([len(example.tokens) for example in examples])
-    batches = token_batches(lengths, settings.batch_tokens, settings.data_seed, epochs=settings.epochs)
-    state = TrainingState(model, build_optimizer(model, settings.optimizer))
+    batches, every = plan(lengths, settings)
+    state, stop = TrainingState(model, build_optimizer(model, settings.optimizer)), EarlyStop(settings.patience)
     if resumed := run.resume():
         state.load(resumed)
+        stop.load(resumed)
     stopwatch = Stopwatch()
     steps = len(batches)
-    every = max(1, steps // settings.epochs)
-    held_out_loss: dict[str, float] = {}
-    for step in run.loop(state.step, steps):
+    held_out_values: dict[str, float] = {}
+    for step in run.loop(state.step, state.step if stop.over else steps):
         chosen = [examples[index] for index in batches[step - 1]]
         losses = accumulate_gradient(model, chosen, run.micro_batch_tokens)
         rate = learning_rate(settings.optimizer, step, steps)
@@ -78,23 +92,28 @@ def train(run: Run) -> None:
         metrics = {"step": step, **state.counters.as_dict(), **named_losses(losses, "", "/"), "lr": rate, "grad_norm": norm}
         metrics |= stopwatch.lap(sum(len(example.tokens) for example in chosen))
         if step % every == 0 or step == steps:
-            held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
-            metrics |= held_out_loss
-            tqdm.write(
-                f"sft step {step}/{steps}: loss {losses.mean:.4f}, validation {held_out_loss['validation/loss']:.4f} nats per trained token"
-            )
+            held_out_values = validation.measure(model, run.micro_batch_tokens)
+            metrics |= held_out_values
+            tqdm.write(f"sft step {step}/{steps}: loss {losses.mean:.4f}, {progress_line(held_out_values)}")
+            if stop.improved(held_out_values["validation/loss"], step) and settings.patience is not None:
+                run.keep("best", step, state.state_dict())
         run.log(metrics)
         if step in settings.save_steps:
             run.export(model, f"models/step-{step}")
-        run.checkpoint(step, step == steps, state.state_dict)
+        run.checkpoint(step, step == steps or stop.over, lambda: state.state_dict() | stop.state_dict())
+        if stop.over:
+            break
+    final_step = state.step
+    if settings.patience is not None:
+        final_step = take_best(run, model, stop)
+    if not held_out_values or final_step != state.step:  # resumed after the last step, or another step's weights
+        held_out_values = validation.measure(model, run.micro_batch_tokens)
     run.export(model, "model")
-    run.write("traces.json", dict(report.counts) | {"sampled_tokens": report.sampled_tokens})
-    if not held_out_loss:  # resumed after the last step
-        held_out_loss = named_losses(evaluate_losses(model, validation, run.micro_batch_tokens), "validation/", "_")
+    run.write("traces.json", report.as_dict())
     ancestors = read_summary(parent)
-    values = state.counters.as_dict() | held_out_loss | {"step": steps, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    values = state.counters.as_dict() | held_out_values | {"step": final_step, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
+    values["tokens_of_examples"] = tokens_by_part(examples)
     values["tokens_per_sequence"] = float(lengths.mean())  # what a policy trained on these writes: the expected length of a rollout
-    sampling = cost.forward_flops(report.sampled_tokens + report.prompt_tokens)  # 2N for each token read or sampled to build the traces
     values |= {
         "flops_by_stage": ancestors["flops_by_stage"] | {"traces": sampling, "sft": state.counters.flops},
         "world": ancestors["world"],
@@ -102,21 +121,36 @@ def train(run: Run) -> None:
     run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
 
 
-def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:
-    """Examples of ``puzzles``, with traces sampled from ``model`` where they are asked for: whole batches, shared out among the processes."""
-    settings = config.sft
-    trees = None
-    if settings.trace.enabled:
-
-        def sample(own: Sequence[Puzzle]) -> list[Tree]:
-            return build_trees(model, own, settings.trace, state=config.world.state, seed=settings.seed, report=report)
-
-        trees = distributed.spread(sample, puzzles, PUZZLES_PER_BATCH)
-        report.take_sum(distributed.gather(replace(report)))
-    return build_examples(puzzles, trees, config.world.state)
+def plan(lengths: np.ndarray, settings: SftConfig) -> tuple[list[np.ndarray], int]:
+    """The examples of every step, and how many steps an epoch has: what lies between two validations."""
+    epochs = settings.epochs
+    if settings.tokens is not None:
+        epochs = max(1, math.ceil(settings.tokens / lengths.sum()))
+    batches = token_batches(lengths, settings.batch_tokens, settings.data_seed, epochs=epochs, tokens=settings.tokens)
+    return batches, max(1, len(batches) // epochs)
 
 
-def named_losses(losses: PartLosses, prefix: str, separator: str) -> dict[str, float]:
-    """``loss`` in all, of the trace (where there is one) and of the answer, in nats per trained token."""
-    parts = {"trace": losses.of(TRACE), "answer": losses.of(ANSWER)}
-    return {f"{prefix}loss": losses.mean} | {f"{prefix}loss{separator}{name}": value for name, value in parts.items() if value is not None}
+def longest_trace(examples: Sequence[Example]) -> int:
+    """Tokens before ``</T>`` of the longest trace, 0 without traces."""
+    return max(0, max(int((example.parts == TRACE).sum()) for example in examples) - 1)
+
+
+def progress_line(values: dict[str, float]) -> str:
+    """``validation 1.2345 nats per trained token, pass@1 0.12, pass@4 0.34``."""
+    solved = "".join(f", pass@{name.rsplit('_', 1)[1]} {value:.3f}" for name, value in values.items() if "pass_at" in name)
+    return f"validation {values['validation/loss']:.4f} nats per trained token{solved}"
+
+
+def take_best(run: Run, model: Transformer, stop: EarlyStop) -> int:
+    """Give the model the weights of the validation with the lowest loss; returns their step."""
+    best = load_newest_state(run.directory / "best", torch.device("cpu"), lambda state: state["step"] == stop.best_step)
+    if best is None:
+        raise UserError(f"{run.directory}/best holds no whole state of step {stop.best_step}: delete the run directory, then run again")
+    model.load_state_dict(best["model"])
+    return stop.best_step
+
+
+def tokens_by_part(examples: Sequence[Example]) -> dict[str, int]:
+    """Tokens of one pass over the examples: given (prompts and the opponent's moves), trace, answer. What arms are compared by."""
+    counts = np.sum([np.bincount(example.parts, minlength=PARTS) for example in examples], axis=0)
+    return {name: int(counts[part]) for name, part in (("given", GIVEN), ("trace", TRACE), ("answer", ANSWER))}

@@ -17,7 +17,7 @@ from chessrl.config import Config
 from chessrl.engine import find_stockfish
 from chessrl.environment import build_environment
 from chessrl.errors import UserError
-from chessrl.evaluate import evaluate, evaluation_folder, protocol_of, resolve, sample_policy
+from chessrl.evaluate import evaluate, evaluation_folder, protocol_of, sample_policy
 from chessrl.puzzles import prompt_tokens
 from chessrl.sampler import OUTCOMES, SamplingSettings, rollout
 from chessrl.verifier import environment_of
@@ -27,7 +27,7 @@ from tests.test_sampler import PUZZLES, trained_model
 COLUMNS = {
     "puzzle": "str", "split": "str", "bin": "str", "sample": "int64", "tokens": "int64", "solved": "bool", "solved_strict": "bool",
     "solved_by_line": "bool", "first_move": "str", "legal": "bool", "format": "bool", "truncated": "bool", "failure": "str",
-    "trace_length": "int64", "answer_length": "int64", "logprob": "float64", "entropy": "float64",
+    "trace_length": "int64", "trace_forced": "bool", "answer_length": "int64", "logprob": "float64", "entropy": "float64",
 }  # fmt: skip
 
 
@@ -143,9 +143,7 @@ def test_tables_follow_from_the_samples_and_a_second_call_skips(stage, protocol,
 
 
 def folder_of(runs: dict[str, Path], stage: str, *overrides: str) -> Path:
-    config = configured(runs, stage, *overrides)
-    resolve(config)
-    return evaluation_folder(config)
+    return tiny.evaluation_folder(configured(runs, stage, *overrides))
 
 
 def test_what_changes_numbers_changes_the_folder_and_batch_size_does_not(runs):

@@ -23,7 +23,7 @@ SMALL = [
     *("rl.steps=1", "rl.bins=[B1]", "rl.prompts=4", "algorithm.group=2", "rl.thinking_budget=24", "rl.validation_puzzles=4"),
 ]
 # rl.steps and pretrain.tokens give way to a budget: about 10,000 tokens of pretraining and as much again of RL for the tiny model.
-BUDGETS = {"shen2026": ["budget.flops=2e9", "budget.alpha=0.4"]}
+BUDGETS = {"shen2026": ["budget.flops=2e9", "budget.alpha=0.4"], "traces": ["sft.tokens=3000"]}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -39,7 +39,7 @@ def test_every_experiment_runs_at_toy_size(experiment, tiny_runs, tmp_path):
     assert summary["flops"] > 0 and summary["stage"] == stage
 
 
-@pytest.mark.parametrize("experiment", ["shen2026", "learning_rates"])
+@pytest.mark.parametrize("experiment", ["shen2026", "learning_rates", "traces"])
 def test_every_value_that_an_experiment_sweeps_composes(experiment):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         params = hydra.compose("chessrl", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params

@@ -13,9 +13,10 @@ from chessrl import notation
 from chessrl.config import ModelConfig, TraceConfig
 from chessrl.model import Transformer, build_model
 from chessrl.puzzles import Puzzle, prompt_tokens
-from chessrl.traces import Line, leaf_lines, merge, next_move_length, read_plies, trace_tokens
+from chessrl.traces import Line, Tree, leaf_lines, merge, next_move_length, read_plies, trace_tokens
 from chessrl.training import next_token_logprobs, pad
 from sft import traces
+from sft.proposals import ModelProposal
 from sft.traces import TraceReport, build_trees, inject_answer, rounded_lognormal
 from tests.test_sampler import PUZZLES
 
@@ -44,19 +45,19 @@ def test_lines_with_a_shared_prefix_become_one_branch_in_the_order_of_first_appe
 
 def test_trace_text_by_hand():
     tree = merge([line("b1b8"), line("a2a7", "h8g8", "b1b8"), line("a2a7", "h8g8", "a7a8")])
-    text = notation.to_text(trace_tokens(TWO_ROOKS.board(), tree))
+    text = notation.to_text(trace_tokens(TWO_ROOKS.board(), leaf_lines(tree)))
     assert text == "R b1 b8 + <sep> R a2 a7 K h8 g8 R b1 b8 # <sep> R a2 a7 K h8 g8 R a7 a8 + </T>"
 
 
 def test_an_empty_tree_is_a_closed_empty_trace():
     assert leaf_lines(merge([])) == []
-    assert trace_tokens(TWO_ROOKS.board(), merge([])) == [notation.END_THINK]
+    assert trace_tokens(TWO_ROOKS.board(), leaf_lines(merge([]))) == [notation.END_THINK]
 
 
 def test_trace_tokens_leave_the_board_as_it_was():
     board = TWO_ROOKS.board()
     before = board.fen()
-    trace_tokens(board, merge([line("a2a7", "h8g8")]))
+    trace_tokens(board, [line("a2a7", "h8g8")])
     assert board.fen() == before
 
 
@@ -128,8 +129,12 @@ def wandering_model() -> Transformer:
     return model
 
 
+def propose(model: Transformer, puzzles: list[Puzzle], config: TraceConfig, seed: int, report: TraceReport) -> list[Tree]:
+    return build_trees(ModelProposal(model, config, "snapshot", seed), puzzles, config, seed=seed, report=report, done=lambda count: None)
+
+
 def lines_of(model: Transformer, puzzles: list[Puzzle], config: TraceConfig = WIDE, seed: int = 0) -> dict[str, list[Line]]:
-    trees = build_trees(model, puzzles, config, state="snapshot", seed=seed, report=TraceReport())
+    trees = propose(model, puzzles, config, seed, TraceReport())
     return {puzzle.id: leaf_lines(tree) for puzzle, tree in zip(puzzles, trees)}
 
 
@@ -171,7 +176,7 @@ def test_nothing_legal_sampled_and_nothing_injected_gives_empty_trees_and_is_cou
     """A random model of 101 tokens writes a legal first move with probability below 1e-4."""
     report = TraceReport()
     config = TraceConfig(candidates=3, inject_answer=False)
-    trees = build_trees(build_model(TINY, seed=0), PUZZLES, config, state="snapshot", seed=0, report=report)
+    trees = propose(build_model(TINY, seed=0), PUZZLES, config, 0, report)
     assert trees == [{}] * len(PUZZLES)
     assert report.counts["first moves"] == report.counts["illegal first moves"] == 3 * len(PUZZLES)
     assert report.counts["puzzles"] == len(PUZZLES) and report.counts["lines"] == 0
@@ -179,11 +184,12 @@ def test_nothing_legal_sampled_and_nothing_injected_gives_empty_trees_and_is_cou
 
 def test_every_sample_is_counted():
     report = TraceReport()
-    build_trees(wandering_model(), PUZZLES, WIDE, state="snapshot", seed=0, report=report)
+    propose(wandering_model(), PUZZLES, WIDE, 0, report)
     assert report.counts["first moves"] == WIDE.candidates * len(PUZZLES)
     assert report.counts["answer sampled"] + report.counts["answer injected"] == report.counts["puzzles"] == len(PUZZLES)
     assert 0 < report.counts["illegal first moves"] < report.counts["first moves"]
-    assert report.sampled_tokens >= WIDE.candidates * len(PUZZLES) * notation.LONGEST_MOVE and report.prompt_tokens > 0
+    assert report.counts["illegal continuations"] <= report.counts["continuations"] > 0
+    assert report.sampled_tokens >= WIDE.candidates * len(PUZZLES) and report.prompt_tokens > 0
 
 
 def test_an_answer_that_was_sampled_is_not_put_in_twice():

@@ -15,7 +15,7 @@ from chessrl.config import Config, ModelConfig, OptimizerConfig, PretrainConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, build_model
 from chessrl.puzzles import Puzzle
-from chessrl.traces import merge
+from chessrl.traces import leaf_lines, merge, trace_tokens
 from chessrl.training import (
     GIVEN,
     Counters,
@@ -31,8 +31,8 @@ from chessrl.training import (
     token_batches,
 )
 from pretrain import train as pretrain
-from sft import train as sft
-from sft.examples import ANSWER, TRACE, build_example, build_examples
+from sft.examples import ANSWER, TRACE, build_example
+from sft.validation import named_losses
 
 TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
 TWO_ROOKS = Puzzle("two-rooks", "7k/8/8/8/8/8/R7/1R4K1 w - - 0 1", ("a2a7", "h8g8", "b1b8"), 0, 2, "B2")
@@ -220,7 +220,7 @@ def test_more_tokens_than_the_corpus_holds_are_refused_unless_repeats_are_allowe
 
 def parts_of(puzzle: Puzzle, lines: list[tuple[str, ...]] | None) -> list[tuple[int, str]]:
     """An example as runs of (part, text)."""
-    tree = None
+    trace = None
     if lines is not None:
         board, played = puzzle.board(), []
         for line in lines:
@@ -228,8 +228,8 @@ def parts_of(puzzle: Puzzle, lines: list[tuple[str, ...]] | None) -> list[tuple[
             for uci in line:
                 moves.append(after.push_uci(uci))
             played.append(tuple(moves))
-        tree = merge(played)
-    example = build_example(puzzle, tree, "snapshot")
+        trace = trace_tokens(puzzle.board(), leaf_lines(merge(played)))
+    example = build_example(puzzle, trace, "snapshot")
     cuts = np.flatnonzero(np.diff(example.parts)) + 1
     runs = zip(np.split(example.parts, cuts), np.split(example.tokens, cuts))
     return [(int(parts[0]), notation.to_text(tokens.tolist())) for parts, tokens in runs]
@@ -268,15 +268,16 @@ def test_an_empty_tree_still_closes_the_trace():
 def test_fine_tuning_gradient_does_not_depend_on_micro_batches(budget, traces):
     model = build_model(TINY, seed=0)
     puzzles = [TWO_ROOKS, BACK_RANK, AFTER_REPLY]
-    trees = [merge([tuple([puzzle.board().parse_uci(puzzle.moves[puzzle.lead])])]) for puzzle in puzzles] if traces else None
-    examples = build_examples(puzzles, trees, "snapshot")
+    first = [(puzzle.board().parse_uci(puzzle.moves[puzzle.lead]),) for puzzle in puzzles]
+    texts = [trace_tokens(puzzle.board(), [line]) if traces else None for puzzle, line in zip(puzzles, first)]
+    examples = [build_example(puzzle, text, "snapshot") for puzzle, text in zip(puzzles, texts)]
     expected_loss, expected = one_by_one(model, [e.tokens for e in examples], [e.parts != GIVEN for e in examples])
     losses = accumulate_gradient(model, examples, budget)
     assert losses.trained == sum(int((e.parts != GIVEN).sum()) for e in examples)
     assert losses.mean == pytest.approx(expected_loss, abs=1e-5)
-    assert ("loss/trace" in sft.named_losses(losses, "", "/")) == traces
+    assert ("loss/trace" in named_losses(losses, "", "/")) == traces
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(model), expected))
-    validation = sft.named_losses(evaluate_losses(model, examples, budget), "validation/", "_")
+    validation = named_losses(evaluate_losses(model, examples, budget), "validation/", "_")
     assert validation["validation/loss"] == pytest.approx(expected_loss, abs=1e-5)
     if traces:
         counts = {part: sum(int((e.parts == part).sum()) for e in examples) for part in (TRACE, ANSWER)}

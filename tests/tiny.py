@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from chessrl import evaluate
 from chessrl.config import Config
 from chessrl.launch import compose
 from chessrl.run import Run
@@ -65,3 +66,9 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
 def seed_of(directory: Path) -> int:
     """``pretrain.seed`` of a run."""
     return OmegaConf.load(directory / "config.yaml").pretrain.seed
+
+
+def evaluation_folder(settings: Config) -> Path:
+    """Where the evaluation goes, of settings as a command line gives them."""
+    evaluate.resolve(settings)
+    return evaluate.evaluation_folder(settings)

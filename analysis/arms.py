@@ -1,0 +1,148 @@
+"""Fine-tuned runs side by side by the arm of their traces: pass@k with intervals, paired differences, and what each arm cost.
+
+    python -m analysis.arms runs=outputs/sft-0123,outputs/sft-4567,... out=FOLDER [baseline=none] [split=test] [ks=1,16]
+    python -m analysis.arms outputs=DIR out=FOLDER              all finished fine-tuning runs below DIR
+
+Writes ``arms.csv``, ``arm_differences.csv``, ``arm_costs.csv`` and ``arms.png``. Runs of one arm are its seeds: a puzzle's pass@k is averaged over
+them, and intervals are over puzzles; the lowest and highest seed are given beside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures import passk_figure, save_figure
+from analysis.read import Run, read_runs
+from chessrl.command import parse_settings, run_command
+from chessrl.config import TraceConfig
+from chessrl.errors import UserError, make_folder
+from chessrl.run import finished
+from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
+
+NAMED_BY = ("proposal", "order", "serialise", "content", "answer", "budget", "inject_answer")  # keys of sft.trace that name an arm
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSettings:
+    """Keys of the command. ``protocol`` chooses among several evaluations of a run; empty: the run's own."""
+
+    out: str
+    runs: tuple[str, ...] = ()
+    outputs: str = ""
+    baseline: str = "none"
+    split: str = "test"
+    protocol: str = ""
+    ks: tuple[str, ...] = ("1", "4", "16")
+    seed: int = 0  # of the bootstrap
+
+
+def arm_name(run: Run) -> str:
+    """``none``, ``trace`` for the settings as they stand, or the settings that differ: ``other_puzzle``, ``uniform, bfs``."""
+    if not run.setting("sft.trace.enabled"):
+        return "none"
+    default = TraceConfig()
+    different = [(name, run.setting(f"sft.trace.{name}")) for name in NAMED_BY if run.setting(f"sft.trace.{name}") != getattr(default, name)]
+    return ", ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in different) or "trace"
+
+
+def solved_by_puzzle(run: Run, split: str, protocol: str, ks: Sequence[int]) -> pd.DataFrame:
+    """One row per puzzle: its bin, and pass@k by the line for each of ``ks`` (columns named by k).
+
+    Raises UserError unless the run has exactly one evaluation of the split, the line verifier and the protocol, with enough samples.
+    """
+    wanted = protocol or ("think" if run.setting("sft.trace.enabled") else "answer")
+    found = [
+        evaluation
+        for evaluation in run.evaluations
+        if (evaluation.labels["split"], evaluation.labels["protocol"], evaluation.labels["verifier"]) == (split, wanted, "line")
+    ]
+    if len(found) != 1:
+        raise UserError(f"{run.path}: {len(found)} evaluations of split={split} protocol={wanted} verifier=line, expected one; evaluate it so")
+    if found[0].n_samples < max(ks):
+        raise UserError(f"{found[0].folder}: {found[0].n_samples} samples a puzzle are too few for pass@{max(ks)}; lower ks=")
+    counts = found[0].samples().groupby("puzzle").agg(bin=("bin", "first"), n=("solved", "size"), c=("solved", "sum"))
+    return pd.DataFrame({"bin": counts["bin"]} | {k: pass_at_k(counts["n"].to_numpy(), counts["c"].to_numpy(), k) for k in ks})
+
+
+def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """pass@k by arm, bin and k, and each arm's difference from the baseline on the same puzzles."""
+    ks = [int(k) for k in settings.ks]
+    by_arm: dict[str, list[pd.DataFrame]] = {}
+    for run in sorted(runs, key=lambda run: (run.setting("sft.trace.enabled"), arm_name(run))):  # without traces first
+        by_arm.setdefault(arm_name(run), []).append(solved_by_puzzle(run, settings.split, settings.protocol, ks))
+    check_comparable(by_arm)
+    bins = next(iter(by_arm.values()))[0]["bin"]
+    masks = [("all", np.ones(len(bins), bool)), *((name, (bins == name).to_numpy()) for name in sorted(set(bins)))]
+    values = {arm: np.stack([table[ks].to_numpy() for table in tables]) for arm, tables in by_arm.items()}  # (seeds, puzzles, ks)
+    rng = np.random.default_rng(settings.seed)
+    rows, differences = [], []
+    for arm, seeds in values.items():
+        for name, mask in masks:
+            chosen = seeds[:, mask]
+            place = {"policy": arm, "bin": name, "n_puzzles": int(mask.sum()), "seeds": len(seeds)}
+            for at, (point, low, high) in enumerate(bootstrap_means(chosen.mean(0), rng)):
+                each = chosen[:, :, at].mean(1)
+                rows.append(
+                    place | {"k": ks[at], "pass_at_k": point, "ci_low": low, "ci_high": high, "seed_low": each.min(), "seed_high": each.max()}
+                )
+            if arm == settings.baseline or settings.baseline not in values:
+                continue
+            base = values[settings.baseline][:, mask]
+            for at, (point, low, high) in enumerate(paired_differences(base.mean(0), chosen.mean(0), rng)):
+                differences.append(place | {"baseline": settings.baseline, "k": ks[at], "difference": point, "ci_low": low, "ci_high": high})
+    return pd.DataFrame(rows), pd.DataFrame(differences)
+
+
+def check_comparable(by_arm: dict[str, list[pd.DataFrame]]) -> None:
+    """Raises UserError unless all arms have the same puzzles and as many runs."""
+    tables = [(arm, table) for arm, of_arm in by_arm.items() for table in of_arm]
+    for arm, table in tables:
+        if not table.index.equals(tables[0][1].index):
+            raise UserError(f"arms {tables[0][0]} and {arm} were evaluated on different puzzles: evaluate all alike")
+    if len({len(of_arm) for of_arm in by_arm.values()}) > 1:
+        counts = ", ".join(f"{arm} {len(of_arm)}" for arm, of_arm in by_arm.items())
+        raise UserError(f"arms have different numbers of runs ({counts}): name those to compare with runs=")
+
+
+def cost_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row per run: tokens and FLOPs of fine-tuning, of proposing the traces, and the tokens of one pass by part."""
+    rows = []
+    for run in runs:
+        by_stage, parts = run.summary["flops_by_stage"], run.summary["tokens_of_examples"]
+        rows.append(
+            {
+                "arm": arm_name(run), "run": run.run_id, "seed": run.setting("sft.seed"), "tokens": run.summary["tokens"],
+                "trained_tokens": run.summary["loss_tokens"], "flops": by_stage["sft"], "flops_of_traces": by_stage["traces"],
+                "flops_with_attention": run.summary["flops_with_attention"], **{f"{part}_tokens_per_pass": parts[part] for part in parts},
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows).sort_values(["arm", "seed"], ignore_index=True)
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse_settings(ArmSettings, arguments)
+    if bool(settings.runs) == bool(settings.outputs):
+        raise UserError("give either runs=, the run directories to compare, or outputs=, the folder that holds them")
+    paths = [Path(path) for path in settings.runs] or [path for path in sorted(Path(settings.outputs).glob("sft-*")) if finished(path)]
+    runs = read_runs(paths)
+    if wrong := [run for run in runs if run.stage != "sft"]:
+        raise UserError(f"{wrong[0].path} is a run of stage {wrong[0].stage}: expected sft")
+    table, differences = arm_tables(runs, settings)
+    out = Path(settings.out)
+    make_folder(out, "out")
+    for name, frame in (("arms", table), ("arm_differences", differences), ("arm_costs", cost_table(runs))):
+        frame.to_csv(out / f"{name}.csv", index=False)
+    save_figure(passk_figure(table), out, "arms")
+    print(table[table["bin"] == "all"].drop(columns=["bin"]).to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+    print(f"{dict(Counter(arm_name(run) for run in runs))} -> {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
