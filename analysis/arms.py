@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.figures import passk_figure, save_figure
+from analysis.figures import passk_figure
 from analysis.read import Run, read_runs
 from chessrl.command import parse_settings, run_command
 from chessrl.config import TraceConfig
 from chessrl.errors import UserError, make_folder
+from chessrl.figure_style import save_figure
 from chessrl.run import finished
 from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
 
