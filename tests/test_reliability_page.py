@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CASES = [f"D{number}" for number in range(1, 11)] + [f"E{number}" for number in range(1, 11)]
+CASES = [f"{letter}{number}" for letter, cases in {"A": 12, "B": 14, "C": 6, "D": 10, "E": 10}.items() for number in range(1, cases + 1)]
 
 
 def rows() -> dict[str, str]:
@@ -17,7 +17,7 @@ def rows() -> dict[str, str]:
     found = {}
     for line in (ROOT / "docs" / "reliability.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if len(cells) == 3 and re.fullmatch(r"[DE]\d+(, [DE]\d+)*", cells[0]):
+        if len(cells) == 3 and re.fullmatch(r"[A-E]\d+(, [A-E]\d+)*", cells[0]):
             found |= dict.fromkeys(cells[0].split(", "), cells[2])
     return found
 
@@ -29,7 +29,7 @@ def defined_in(file: str) -> set[str]:
 
 
 def test_every_case_has_its_row():
-    assert list(rows()) == CASES
+    assert sorted(rows(), key=CASES.index) == CASES
 
 
 @pytest.mark.parametrize("case", CASES)
