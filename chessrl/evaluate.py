@@ -45,7 +45,7 @@ def sample_policy(
     per_batch = max(1, batch // samples)
     tables = []
     starts = range(0, len(order), per_batch)
-    for start in tqdm(starts, desc=description, unit="batch", disable=description is None, mininterval=1.0):
+    for start in tqdm(starts, desc=description, unit="batch", disable=description is None):
         chosen = order[start : start + per_batch]
         result = rollout(model, environment, chosen, [prompts[index] for index in chosen], samples, settings)
         table = _table(result, [puzzles[index] for index in chosen], samples, settings)

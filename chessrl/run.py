@@ -224,7 +224,7 @@ class Run:
         """Steps ``step + 1`` to ``steps`` with a bar and its ETA. From here on a stop signal waits for ``checkpoint``."""
         self._patient = self._in_loop = True
         yield from tqdm(
-            range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", mininterval=1.0, disable=not distributed.is_first()
+            range(step + 1, steps + 1), initial=step, total=steps, desc=self.stage, unit="step", disable=not distributed.is_first()
         )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
