@@ -63,7 +63,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "run.micro_batch_tokens": (0, None),
     "run.checkpoint_steps": (1, None),
     "run.checkpoint_seconds": (1, None),
-    **{f"{section}.seed": (0, 2**63 - 1) for section in ("world", *STAGES, "evaluate")},
+    **{f"{section}.seed": (0, 2**63 - 1) for section in ("world", *STAGES, "evaluate", "tabular")},
     **{f"{section}.data_seed": (0, 2**63 - 1) for section in STAGES},
     "world.leak.fraction": (0, 1),
     "world.leak.copies": (1, None),

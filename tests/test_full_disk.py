@@ -29,7 +29,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield disk
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a process that was stopped may still be closing its files
 
 
 def fill(disk: Path, free: int) -> Path:
