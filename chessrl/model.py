@@ -85,9 +85,9 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
         return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), k, v
 
     def decode(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, end: int, mask: Tensor | None) -> Tensor:
@@ -153,6 +153,10 @@ class Transformer(nn.Module):
         """Logits (B, T, vocabulary) of right-padded sequences (B, T): causal attention needs no mask for padding on the right."""
         return self._run(tokens, None)
 
+    def forward_masked(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """Logits (B, T, vocabulary) where the token at each place has a position (B, T) of its own and sees the places of ``visible`` (B, T, T)."""
+        return self._run(tokens, None, positions, visible[:, None])
+
     def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache]:
         """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the left-padded cache."""
         kept: list[tuple[Tensor, Tensor]] = []
@@ -166,12 +170,15 @@ class Transformer(nn.Module):
         last = logits[torch.arange(batch, device=tokens.device), lengths - 1]
         return last, KVCache(keys, values, start, length)
 
-    def _run(self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None) -> Tensor:
-        cos, sin = rotary_tables(torch.arange(tokens.shape[1], device=tokens.device), self.config.head_dim)
+    def _run(
+        self, tokens: Tensor, kept: list[tuple[Tensor, Tensor]] | None, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
+        cos, sin = rotary_tables(places, self.config.head_dim)
         with self._autocast():
             x = self.model.embed_tokens(tokens)
             for layer in self.model.layers:
-                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin)
+                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask)
                 x = x + attended
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
                 if kept is not None:
