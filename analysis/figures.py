@@ -106,6 +106,26 @@ def passk_figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
+@styled
+def thinking_figure(table: pd.DataFrame) -> Figure:
+    """pass@k over the mean number of thinking tokens with 95 % bands: one line per k, one panel per way of thinking."""
+    protocols, ks = list(dict.fromkeys(table["protocol"])), sorted(table["k"].unique())
+    colours = palette(len(ks))
+    figure, grid = axes_grid(len(protocols), min(3, len(protocols)), 2.6)
+    for axes, protocol in zip(grid, protocols):
+        for number, k in enumerate(ks):
+            curve = table[(table["protocol"] == protocol) & (table["k"] == k)]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(curve["thinking_tokens"], curve["pass_at_k"], color=colours[number], marker=marker, markersize=3.5, label=f"k = {k}")
+            axes.fill_between(curve["thinking_tokens"], curve["ci_low"], curve["ci_high"], color=colours[number], alpha=0.2, linewidth=0)
+        _percent_axis(axes, table["ci_high"].max())
+        axes.set_title(protocol)
+        axes.set_xlabel("thinking tokens (mean)")
+    grid[0].set_ylabel("pass@k")
+    series_legend(figure, *grid[0].get_legend_handles_labels(), "upper")
+    return figure
+
+
 def _bin_title(table: pd.DataFrame, name: str) -> str:
     puzzles = table[table["bin"] == name]["n_puzzles"].max()
     return f"{'all puzzles' if name == 'all' else name} (n = {puzzles:,})"

@@ -130,7 +130,7 @@ def _pretraining(config: Config, sequence: int) -> StageCost:
 
 def _fine_tuning(config: Config, sequence: int) -> StageCost:
     settings, puzzles = config.sft, min(config.sft.max_puzzles or config.world.sft_puzzles, config.world.sft_puzzles)
-    tokens = puzzles * settings.epochs * sequence
+    tokens = settings.tokens or puzzles * settings.epochs * sequence
     flops = Cost.of(config.model).training_flops(tokens)
     return StageCost(_key(config, "pretrain", "sft"), -(-tokens // settings.batch_tokens), tokens, flops, _training_hours(config, flops))
 

@@ -208,6 +208,11 @@ def test_a_dry_run_prints_tokens_flops_and_hours_and_starts_nothing(monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
+def test_tokens_of_fine_tuning_take_the_place_of_its_epochs_in_a_dry_run(monkeypatch, capsys):
+    assert dry_run(monkeypatch, "chessrl", "model=nano", "sft.tokens=1200000", "sft.batch_tokens=4096") == 0
+    assert "sft 1,200,000 tokens in 293 steps" in capsys.readouterr().out
+
+
 def test_shared_ancestors_of_a_sweep_are_counted_once(monkeypatch, capsys):
     assert dry_run(monkeypatch, "chessrl", "-m", "algorithm.beta=0,0.01", "rl.steps=10,20", "model=nano") == 0
     output = capsys.readouterr().out
