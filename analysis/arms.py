@@ -20,6 +20,7 @@ import pandas as pd
 
 from analysis.figures import passk_figure
 from analysis.read import Run, read_runs
+from analysis.sections import Section
 from chessrl.command import parse_settings, run_command
 from chessrl.config import TraceConfig
 from chessrl.errors import UserError, make_folder
@@ -27,6 +28,11 @@ from chessrl.figure_style import save_figure
 from chessrl.run import finished
 from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
 
+TITLE = "Arms of traces"
+QUESTION = (
+    "Does what is written before the move help? pass@k of fine-tuned policies by the arm of their traces, averaged over the seeds of an arm; 95 % "
+    "intervals are over puzzles, the lowest and highest seed stand beside."
+)
 NAMED_BY = ("proposal", "order", "serialise", "content", "answer", "budget", "inject_answer")  # keys of sft.trace that name an arm
 
 
@@ -125,6 +131,33 @@ def cost_table(runs: Sequence[Run]) -> pd.DataFrame:
             }
         )  # fmt: skip
     return pd.DataFrame(rows).sort_values(["arm", "seed"], ignore_index=True)
+
+
+def arm_sections(runs: Sequence[Run], split: str, seed: int) -> list[Section]:
+    """The report's sections on arms, where its runs hold fine-tuning runs of several; none otherwise."""
+    tuned = [run for run in runs if run.stage == "sft" and run.evaluations]
+    arms = Counter(arm_name(run) for run in tuned)
+    if len(arms) < 2:
+        return []
+    samples = min(evaluation.n_samples for run in tuned for evaluation in run.evaluations)
+    settings = ArmSettings(out="", split=split, seed=seed, ks=tuple(k for k in ArmSettings(out="").ks if int(k) <= samples))
+    source = "evaluations/*/samples.parquet of the fine-tuning runs"
+    try:
+        table, differences = arm_tables(tuned, settings)
+    except UserError as error:
+        return [Section("arms", TITLE, QUESTION, source, pd.DataFrame(), None, (str(error),))]
+    return [
+        Section("arms", TITLE, QUESTION, source, table, passk_figure(table)),
+        Section(
+            "arm_differences", "Arms of traces: differences",
+            f"pass@k of each arm minus that of the arm {settings.baseline}, paired by puzzle, with 95 % intervals over puzzles.", source, differences,
+        ),
+        Section(
+            "arm_costs", "Arms of traces: what they cost",
+            "Tokens of fine-tuning and its 6NT, the FLOPs of proposing the traces (2N per token), and the tokens of one pass by part.",
+            "summary.json", cost_table(tuned),
+        ),
+    ]  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:

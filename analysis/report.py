@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import tables
+from analysis.arms import arm_sections
 from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
 from analysis.tabular import tabular_sections
@@ -72,7 +73,7 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     """
     read = read_runs(runs)
     selection = tables.select_evaluations(read)
-    sections = build_sections(read, selection, seed)
+    sections = [*build_sections(read, selection, seed), *arm_sections(read, selection.split, seed)]
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for kind in ("passk", "rates"):
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")

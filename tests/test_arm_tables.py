@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.arms import main
+from analysis.report import run_analysis
 from chessrl.errors import UserError
 from chessrl.evaluate import evaluate
 from tests import tiny
@@ -68,6 +69,19 @@ def test_tables_follow_from_the_samples(arms, tmp_path):
     assert costs["arm"].tolist() == ["none", "none", "uniform", "uniform"] and costs["seed"].tolist() == [0, 1, 0, 1]
     assert (costs["trace_tokens_per_pass"] > 0).tolist() == [False, False, True, True]
     assert (tmp_path / "made" / "arms.png").stat().st_size > 5000
+
+
+def test_the_report_carries_the_comparison_of_arms(arms, tmp_path):
+    compared = [path for (name, _), path in arms.items() if name in ("none", "uniform")]
+    report = run_analysis(compared, tmp_path / "report")
+    made = pd.read_csv(tmp_path / "report" / "tables" / "arms.csv")
+    main([runs_of(arms, "none", "uniform"), f"out={tmp_path / 'alone'}", "ks=1,4"])
+    pd.testing.assert_frame_equal(made, pd.read_csv(tmp_path / "alone" / "arms.csv"))
+    page = report.report.read_text()
+    assert all(f'id="{name}"' in page for name in ("arms", "arm_differences", "arm_costs"))
+    assert (tmp_path / "report" / "figures" / "arms.png").exists()
+    run_analysis(compared[:2], tmp_path / "one")  # one arm, two seeds: nothing to compare
+    assert not (tmp_path / "one" / "tables" / "arms.csv").exists()
 
 
 def test_the_whole_outputs_folder_is_taken_and_unequal_arms_are_refused(arms, tmp_path):
