@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from chessrl.statistics import LEVEL, RESAMPLES, pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
 
 CELLS = ("both", "base only", "RL only", "neither")
 
@@ -25,8 +26,7 @@ def exact_pass_at_k(success: np.ndarray, ks: Sequence[int]) -> np.ndarray:
     success, ks = np.asarray(success, np.float64), np.asarray(ks)
     if (success < 0).any() or (success > 1 + 1e-6).any() or (ks < 1).any():
         raise ValueError("exact pass@k needs probabilities in [0, 1] and k >= 1")
-    with np.errstate(divide="ignore"):
-        return -np.expm1(ks * np.log1p(-np.minimum(success, 1.0))[:, None])
+    return pass_at_k_objective(np.minimum(success, 1.0)[:, None], ks)
 
 
 def excess_over(values: np.ndarray, floor: np.ndarray) -> np.ndarray:

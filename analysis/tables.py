@@ -97,7 +97,7 @@ def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per run: size N (without embeddings), tokens, FLOPs, final losses and reward, wall time; then all parameters and ids.
 
     Final training figures are the running mean at the last logged step; the validation loss is the last one logged. RL has no loss
-    here: its objective is no cross-entropy. FLOPs of trace sampling stand in the row of the run that sampled them.
+    here: its objective is no cross-entropy. FLOPs of trace sampling stand in the rows of fine-tuning, those of a fine-tuned parent included.
     """
     rows = []
     for run in runs:

@@ -164,6 +164,8 @@ class SftConfig:
     batch_tokens: int = 8192  # non-pad tokens per step
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-4, min_lr_ratio=1 / 30, weight_decay=0.01))
     max_puzzles: int | None = None
+    # ids out of the sft and rl splits to train on, in place of the whole sft split; empty: the split
+    puzzles: list[str] = field(default_factory=list, metadata={"identity": "neutral"})
     validation_puzzles: int = 200  # for the validation loss
     validation_samples: int = neutral(0)  # episodes of each validation puzzle after every epoch, for pass@1 and pass@(so many); 0: none
     patience: int | None = neutral(None)  # stop after so many epochs without a lower validation loss, and keep the best epoch's weights

@@ -129,7 +129,8 @@ def _pretraining(config: Config, sequence: int) -> StageCost:
 
 
 def _fine_tuning(config: Config, sequence: int) -> StageCost:
-    settings, puzzles = config.sft, min(config.sft.max_puzzles or config.world.sft_puzzles, config.world.sft_puzzles)
+    settings, available = config.sft, len(config.sft.puzzles) or config.world.sft_puzzles
+    puzzles = min(settings.max_puzzles or available, available)
     tokens = settings.tokens or puzzles * settings.epochs * sequence
     flops = Cost.of(config.model).training_flops(tokens)
     return StageCost(_key(config, "pretrain", "sft"), -(-tokens // settings.batch_tokens), tokens, flops, _training_hours(config, flops))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import comb
 from scipy.stats import binom
 
 
@@ -55,21 +54,6 @@ def dynamic_sampling_cost(p: np.ndarray, group: int) -> float:
         return float(1.0 / np.float64(signal_share(p, group).mean()))
 
 
-def pass_at_k_advantages(samples: int, solved: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(A+, A-) of Pass@k training for groups of N = ``samples`` with c = ``solved`` right ones (arXiv 2508.10751; science.md 1.5).
-
-    R = 1 - C(N - c, k) / C(N, k), sigma = sqrt(R (1 - R)), A+ = (1 - R) / sigma, A- = (1 - R - C(N - c - 1, k - 1) / C(N - 1, k - 1)) / sigma.
-    Zeros where every k-subset has the same reward (sigma = 0).
-    """
-    wrong = samples - np.asarray(solved)
-    reward = 1 - comb(wrong, k) / comb(samples, k)
-    sigma = np.sqrt(reward * (1 - reward))
-    others_fail = comb(wrong - 1, k - 1) / comb(samples - 1, k - 1)
-    flat = sigma == 0
-    divisor = np.where(flat, 1.0, sigma)
-    return np.where(flat, 0.0, (1 - reward) / divisor), np.where(flat, 0.0, (1 - reward - others_fail) / divisor)
-
-
 def pass_at_k_factor(samples: int, k: int) -> float:
     """(N - k) / (k N): E[(1/N) sum_i A_i grad log pi] as a multiple of grad pass@k, without the division by sigma (science.md 1.5 [D])."""
     return (samples - k) / (k * samples)
@@ -89,7 +73,7 @@ def dr_grpo_objective(p: np.ndarray, group: int) -> np.ndarray:
     return (group - 1) / group * np.asarray(p, np.float64)
 
 
-def pass_at_k_objective(p: np.ndarray, k: int) -> np.ndarray:
-    """1 - (1 - p)^k, to full precision for small p and k up to 10^6 and more."""
+def pass_at_k_objective(p: np.ndarray, k: np.ndarray | int) -> np.ndarray:
+    """1 - (1 - p)^k of arrays that broadcast, to full precision for small p and k up to 10^6 and more."""
     with np.errstate(divide="ignore"):
         return -np.expm1(k * np.log1p(-np.asarray(p, np.float64)))

@@ -7,7 +7,7 @@ of the base solve some of those puzzles too.
 
 ``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION] [boundary=N]`` prints the tiers of one policy, how puzzles moved to
 another's, and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed. boundary: also the ids of up to N
-puzzles on each side of what the first policy can solve.
+puzzles on each side of what the first policy can solve, as the key that fine-tunes on them.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def main(arguments: list[str]) -> None:
     before = read_measured(Path(settings.before))
     print("tiers: " + ", ".join(f"{tier} {count:,}" for tier, count in tier_counts(before["tier"]).items()))
     if settings.boundary:
-        print("boundary: " + " ".join(boundary_puzzles(before, settings.boundary)))
+        print(f"boundary: sft.puzzles=[{','.join(boundary_puzzles(before, settings.boundary))}]")
     if not settings.after:
         return
     after = read_measured(Path(settings.after))

@@ -18,20 +18,20 @@ from rl.sampling import Scored
 def rollout_metrics(scored: Scored, algorithm: AlgorithmConfig) -> dict[str, float]:
     """Of all that was sampled in a step; names as in TRL where TRL has them.
 
-    Means of rewards are over the episodes whose reward could be told, and missing where there is none.
+    Means of rewards are over the episodes whose reward could be told, and missing where there is none; so is ``reward/gap``, the reward less the
+    oracle's verdict of the same episodes, while ``reward/oracle`` is over all.
     """
     episodes, solved = scored.episodes, scored.episodes.solved
     sampled = episodes.policy.sum(1).float()
     deviation = scored.rewards.std(1, correction=0)
     lengths = {"": sampled, "_correct": sampled[solved], "_incorrect": sampled[~solved]}
     metrics = {f"completions/mean_length{name}": values.mean().item() for name, values in lengths.items() if len(values)}
-    reward, oracle = told_mean(scored.paid), scored.oracle.double().mean().item()
     metrics |= {
-        "reward": reward,
+        "reward": told_mean(scored.paid),
         "reward_std": told_mean(deviation),
         **{f"reward/{part}": told_mean(values) for part, values in scored.parts.items()},
-        "reward/oracle": oracle,
-        "reward/gap": reward - oracle,
+        "reward/oracle": scored.oracle.double().mean().item(),
+        "reward/gap": told_mean(scored.paid - scored.oracle.double()),
         "frac_reward_untold": scored.rewards.isnan().float().mean().item(),
         "frac_reward_zero_std": constant_groups(scored.rewards, algorithm.std_floor).float().mean().item(),
         "entropy": (episodes.entropies.double().sum() / episodes.policy.sum()).item(),

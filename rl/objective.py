@@ -55,7 +55,7 @@ def _group_std(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
 
 def _leave_one_out(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
     """r - mean of the group's others (RLOO, arXiv 2402.14740); 0 for one that has no others."""
-    count = (~rewards.isnan()).sum(1, keepdim=True)
+    count = (~rewards.isnan()).sum(1, keepdim=True).double()  # a ratio of integers would be float32
     return _group_mean(rewards, std_floor, pass_k) * (count / (count - 1).clamp(min=1))
 
 

@@ -28,6 +28,10 @@ class Scored:
     oracle: Tensor  # bool
     answers: Tensor  # keys of the answers, equal for equal ones
 
+    def puzzles(self) -> list[int]:
+        """The puzzle of each group."""
+        return self.episodes.puzzles[:: self.rewards.shape[1]].tolist()
+
     def groups(self, kept: Tensor) -> Scored:
         """The groups (prompts,) bool that are ``kept``."""
         rows = kept.repeat_interleave(self.rewards.shape[1])

@@ -56,6 +56,9 @@ def check(config: Config) -> None:
         raise UserError(
             f"algorithm={algorithm.name}: tables have no value head, returns of tokens, greedy baseline or resampling; take one without, such as grpo"
         )
+    of_networks = ("entropy_bonus", "overlong_share", "overlong_filter", "reference_period")
+    if ignored := [key for key in of_networks if getattr(algorithm, key)]:
+        raise UserError(f"algorithm.{ignored[0]}={getattr(algorithm, ignored[0])}: tables know no such thing; leave it at its default")
     if settings.exact and algorithm.advantage == "batch_std":
         raise UserError("tabular.exact=true: expected an advantage within the group, for that of batch_std depends on the other groups")
     counts = settings.updates if settings.study == "clip_bias" else [algorithm.minibatches]

@@ -36,6 +36,7 @@ from rl.curriculum import curriculum_of, identified
 from rl.health import Watch, rollout_metrics
 from rl.judges import asks_engine, judges_of
 from rl.rewards import check_reward
+from rl.roots import Roots
 from rl.sampling import Scored, collect, rounds_of_step
 from rl.scoring import Scorer, lengths_of
 from rl.state import RlState
@@ -104,6 +105,7 @@ def train(run: Run) -> None:
     validation_environment = environment_of(config, validation, "line")[0].to(run.device)
     prompts = [prompt_tokens(puzzle, config.world.state, think=settings.protocol == "think") for puzzle in puzzles]
     scorer = Scorer(config, model, start, environment, prompts, judges)
+    roots = Roots(puzzles, prompts, settings.temperature) if settings.protocol == "answer" else None
     state = RlState(
         model,
         build_optimizer(learner, settings.optimizer),
@@ -118,12 +120,13 @@ def train(run: Run) -> None:
         phase = curriculum.phase(step, settings.steps)
         rounds = map(phase.pick, rounds_of_step(len(phase.puzzles), settings.prompts, settings.data_seed, phase.step))
         sampled, kept = collect(rounds, functools.partial(scorer.score, step=step), algorithm)
+        exact = roots.measures(model, reference, sampled.puzzles()) if roots else {}
         rate = learning_rate(settings.optimizer, step, settings.steps)
         measures, batch = learn(learner, state, reference, kept, config, run.micro_batch_tokens, rate, step)
         count_flops(state.counters, cost, sampled, batch, scorer.spent_elsewhere(), algorithm)
         state.step = step
         state.move_reference(algorithm)
-        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(sampled, algorithm)
+        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(sampled, algorithm) | exact
         metrics |= {"sampling/dropped_tokens": batch.dropped if batch else 0} | kept_metrics(sampled, kept, algorithm)
         metrics |= stopwatch.lap(int(lengths_of(sampled.episodes).sum()))
         if step % settings.validation_every == 0 or step == settings.steps:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chessrl import distributed
+from chessrl import distributed, world
 from chessrl.config import Config
+from chessrl.errors import UserError
 from chessrl.model import Transformer
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.traces import Tree
@@ -14,6 +15,22 @@ from sft.arms import answer_tokens, best_lines, engine_labels, line_answer, trac
 from sft.examples import build_example
 from sft.trace_cache import cached_trees
 from sft.traces import TraceReport
+
+
+def training_puzzles(config: Config) -> list[Puzzle]:
+    """What is trained on: the sft split, or the puzzles that ``sft.puzzles`` names out of it and of the rl split; at most ``sft.max_puzzles``.
+
+    Raises UserError for an id that is in neither or is given twice.
+    """
+    settings = config.sft
+    if not settings.puzzles:
+        return world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
+    known = {puzzle.id: puzzle for split in ("sft", "rl") for puzzle in world.puzzles_of_split(config, split)}
+    if unknown := [name for name in settings.puzzles if name not in known]:
+        raise UserError(f"sft.puzzles: {unknown[0]} is in neither the sft nor the rl split, and others are not for training; give ids of these")
+    if len(set(settings.puzzles)) < len(settings.puzzles):
+        raise UserError("sft.puzzles names a puzzle twice: give each id once, and raise sft.epochs to see it more often")
+    return [known[name] for name in settings.puzzles][: settings.max_puzzles]
 
 
 def build(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Example]:

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on traces and answers, from a pretrained parent."""
+"""Supervised fine-tuning on traces and answers, from a pretrained parent, or on from a fine-tuned policy or one after RL (a bridge)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from chessrl.training import (
     token_batches,
 )
 from chessrl.verifier import engine_identity
-from sft.data import build
+from sft.data import build, training_puzzles
 from sft.examples import ANSWER, TRACE
 from sft.trace_cache import proposing_model, teacher_summary
 from sft.traces import TraceReport
@@ -40,7 +40,8 @@ from sft.validation import EarlyStop, Validation, named_losses
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the parent, the puzzles, the stage's keys, precision and device kind."""
-    parent = adopt_parent(config, ("pretrain",))
+    parent = adopt_parent(config, ("pretrain", "sft", "rl"))
+    check(config, parent)
     scale_rate(config.sft.optimizer, Cost.of(config.model).parameters_without_embeddings)
     trace = config.sft.trace
     kept = {
@@ -58,13 +59,25 @@ def identity(config: Config) -> dict[str, Any]:
     return kept
 
 
+def check(config: Config, parent: Mapping[str, Any]) -> None:
+    """Refuse what cannot be trained."""
+    trace = config.sft.trace
+    if parent["stage"] != "pretrain" and trace.enabled and trace.proposal == "model":
+        raise UserError(
+            f"parent={config.parent} is a run of stage {parent['stage']}, which no longer plays on without <T> and <call_env>, so that its samples "
+            "are no lines: choose sft.trace.proposal=teacher, engine or uniform"
+        )
+    if config.sft.puzzles:
+        training_puzzles(config)
+
+
 def train(run: Run) -> None:
     """The whole stage, from puzzles to ``model/`` and ``summary.json``."""
     config, settings = run.config, run.config.sft
     parent = Path(config.parent)
     model = load_model(parent / "model", precision=config.run.precision, device=run.device)
     cost = Cost.of(model.config)
-    puzzles = world.puzzles_of_split(config, "sft")[: settings.max_puzzles]
+    puzzles = training_puzzles(config)
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]
     report = TraceReport()
     proposer = proposing_model(config, model)
@@ -114,11 +127,10 @@ def train(run: Run) -> None:
     values = state.counters.as_dict() | held_out_values | {"step": final_step, "traces": settings.trace.enabled, "puzzles": len(puzzles)}
     values["tokens_of_examples"] = tokens_by_part(examples)
     values["tokens_per_sequence"] = float(lengths.mean())  # what a policy trained on these writes: the expected length of a rollout
-    values |= {
-        "flops_by_stage": ancestors["flops_by_stage"] | {"traces": sampling, "sft": state.counters.flops},
-        "world": ancestors["world"],
-    }
-    run.summarise(model.config, {"pretrain": ancestors["run_id"]}, values)
+    before = ancestors["flops_by_stage"]  # a policy that was fine-tuned before has spent some on it already
+    spent = {"traces": before.get("traces", 0) + sampling, "sft": before.get("sft", 0) + state.counters.flops}
+    values |= {"flops_by_stage": before | spent, "world": ancestors["world"]}
+    run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
 
 def plan(lengths: np.ndarray, settings: SftConfig) -> tuple[list[np.ndarray], int]:

@@ -144,7 +144,7 @@ def test_a_value_out_of_range_is_refused_before_any_work(override, message, monk
         ("pretrain", ["world=lichess"], r"world\.(games|puzzles) is empty\..*database\.lichess\.org"),
         ("sft", [], "parent is empty"),
         ("sft", ["parent=nowhere"], "parent=nowhere is not a finished run"),
-        ("sft", ["parent=RL"], "is a run of stage rl: expected pretrain"),
+        ("sft", ["parent=RL"], "is a run of stage rl, which no longer plays on"),
         ("rl", ["parent=PRETRAIN"], "is a run of stage pretrain: expected sft or rl"),
         ("rl", ["parent=SFT", "rl.bins=[B9]"], "no puzzle in split rl and bins B9"),
         ("rl", ["parent=SFT", "+reward.weights.beauty=1"], r"reward\.weights\.beauty: no such part; known are line"),

@@ -171,7 +171,7 @@ def test_the_command_prints_tiers_migration_and_the_null(tmp_path, capsys):
     pd.DataFrame({"puzzle": ["b", "a"], "p": [0.5, 0.01]}).to_csv(tmp_path / "q.csv", index=False)
     main([f"before={tmp_path}/p.csv", f"after={tmp_path}/q.csv", "boundary=1"])
     printed = capsys.readouterr().out
-    assert "boundary: a\n" in printed, "the only one near the cut"
+    assert "boundary: sft.puzzles=[a]\n" in printed, "the only one near the cut"
     assert "p from below to at least 1/256: 1 puzzles" in printed
 
 

@@ -21,7 +21,7 @@ from chessrl.signals import Interrupted
 from rl import rewards as rewards_module
 from rl import train as rl
 from rl.gathering import joined, selected
-from rl.health import Watch, distinct_answers, told_mean
+from rl.health import Watch, distinct_answers, rollout_metrics, told_mean
 from rl.sampling import Scored, collect, puzzles_of_step, rounds_of_step
 from tests import tiny
 from tests.test_endgame import needs_stockfish
@@ -72,7 +72,7 @@ def test_every_reward_that_needs_no_engine_is_paid_and_logged(name, tiny_runs, t
     assert status == 0
     for part in config.reward.weights:
         assert (f"reward/{part}" in line) == (line["frac_reward_untold"] < 1)
-    if "reward" in line:
+    if line["frac_reward_untold"] == 0:
         assert line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
 
 
@@ -83,7 +83,8 @@ def test_rewards_of_an_engine_are_paid_and_audited(name, tiny_runs, tmp_path):
     config = configured(tiny_runs, tmp_path, *given)
     status, directory = tiny.start("rl", config)
     (line,) = tiny.metrics_of(directory)
-    assert status == 0 and line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
+    assert status == 0 and line["frac_reward_untold"] == 0
+    assert line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
     assert "engine" in rl.identity(config)
 
 
@@ -104,6 +105,7 @@ def scored(rewards: list[list[float]], puzzles: list[int]) -> Scored:
     count = table.numel()
     blank = {field.name: torch.zeros(count, dtype=torch.int64) for field in dataclasses.fields(Rollout)}
     blank["puzzles"] = torch.tensor(puzzles).repeat_interleave(table.shape[1])
+    blank["policy"], blank["entropies"] = torch.ones(count, 1, dtype=torch.bool), torch.zeros(count, 1)
     return Scored(Rollout(**blank), {"part": table.flatten()}, table, table.flatten(), table.flatten() > 0, blank["puzzles"])
 
 
@@ -311,6 +313,15 @@ def test_distinct_answers_are_counted_within_groups_among_legal_ones():
 
 def test_means_are_over_what_could_be_told():
     assert told_mean(torch.tensor([1.0, math.nan, 0.0])) == 0.5 and math.isnan(told_mean(torch.tensor([math.nan])))
+
+
+def test_reward_and_oracle_are_compared_on_the_same_episodes():
+    """Of episodes that the reward could not tell the oracle alone has a verdict: no gap follows from it."""
+    nan = math.nan
+    sampled = dataclasses.replace(scored([[1.0, nan], [0.0, nan]], [0, 1]), oracle=torch.tensor([True, True, False, True]))
+    metrics = rollout_metrics(sampled, AlgorithmConfig(group=2))
+    assert metrics["reward"] == 0.5 and metrics["reward/oracle"] == 0.75 and metrics["reward/gap"] == 0.0
+    assert "reward/gap" not in rollout_metrics(scored([[nan, nan]], [0]), AlgorithmConfig(group=2))
 
 
 def test_an_oracle_engine_enters_no_identity(tiny_runs, tmp_path):

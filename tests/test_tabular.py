@@ -18,7 +18,7 @@ from chessrl.model import build_model
 from chessrl.policy import measure_policy
 from chessrl.puzzles import load_puzzles
 from chessrl.theory import next_success, noisy_gap
-from chessrl.theory_weights import group_weight, pass_at_k_advantages
+from chessrl.theory_weights import group_weight
 from rl.objective import token_terms
 from rl.tabular_policy import PADDING, entropy, kl, measures, move_table, prior, read_policy, success, write_policy
 from rl.tabular_studies import predicted_success
@@ -211,14 +211,16 @@ def test_expected_step_equals_all_groups_enumerated(kind):
             scale = {"group_std": 1 / rewards.std(correction=0), "leave_one_out": 4 / 3}.get(kind, 1.0)
             advantages = (rewards - rewards.mean()) * scale
         if kind == "pass_at_k":
-            right, others = pass_at_k_advantages(4, np.array(4 - wrong), 2)
-            advantages = torch.where(rewards == 1, torch.from_numpy(right), torch.from_numpy(others))
+            pairs = torch.tensor(list(itertools.combinations(range(4), 2)))  # every subset of k = 2 is paid its best, whitened over all
+            best = rewards[0][pairs].amax(1)
+            paid = torch.zeros_like(best) if best.std(correction=0) == 0 else (best - best.mean()) / best.std(correction=0)
+            advantages = torch.stack([paid[(pairs == place).any(1)].mean() for place in range(4)])[None]
         draws = replace(draws, moves=places, logprobs=torch.log_softmax(logits, 1).gather(1, places), rewards=rewards, advantages=advantages)
         leaf = logits.clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(surrogate_loss(leaf, table.logprobs, draws, algorithm), leaf)
         total += policy[list(moves)].prod() * gradient
     stepped = expected_step(logits, table.logprobs, reward, algorithm, 0.7)
-    torch.testing.assert_close(stepped, logits - 0.7 * total, rtol=0, atol=1e-8)  # leave_one_out's G / (G - 1) is a float32
+    torch.testing.assert_close(stepped, logits - 0.7 * total, rtol=0, atol=1e-13)
 
 
 def test_sampled_steps_average_to_the_expected_step():

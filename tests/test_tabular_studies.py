@@ -180,6 +180,8 @@ def test_what_cannot_be_carried_out_is_refused_before_it_starts(tmp_path):
         (["tabular.study=clip_bias", "tabular.updates=[5]"], r"tabular.updates=5: expected a divisor"),
         (["tabular.exact=true", "algorithm.epochs=2"], r"tabular\.exact=true"),
         (["tabular.exact=true", "algorithm=batch_std"], r"tabular\.exact=true: expected an advantage within the group"),
+        (["algorithm.entropy_bonus=0.01"], r"algorithm\.entropy_bonus=0\.01: tables know no such thing"),
+        (["algorithm.reference_period=10"], r"algorithm\.reference_period=10: tables know no such thing"),
         (["algorithm=ppo"], "algorithm=ppo: tables have no value head"),
         (["algorithm=remax"], "algorithm=remax: tables have no value head"),
         (["tabular.study=clip_bias"], r"tabular\.reward=solving: tabular\.study=clip_bias is about random"),
