@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -466,6 +467,21 @@ def test_released_token_shards_are_read_across_their_bounds(tmp_path):
     table = pd.DataFrame({"fen": [chess.STARTING_FEN] * 40, "moves": [uci_of(game) for game in games]})
     expected = build_corpus(games_from_table(table), tmp_path / "b", state="snapshot", context=256, seed=0, validation_share=0.0, shard_tokens=3000)
     assert snapshot["hash"] == expected["hash"]
+
+
+@pytest.mark.parametrize("separators", [([BOS], []), ([], [EOS]), ([EOS], [BOS]), ([BOS, BOS], [EOS, EOS])])
+def test_token_games_are_whole_whatever_separates_them_and_wherever_a_block_ends(tmp_path, separators):
+    before, after = separators
+    games = token_games(range(12))
+    stream = [*chain.from_iterable([*before, *game, *after] for game in games), EOS]
+    folder = token_folder(tmp_path / "tokens", stream, [])
+    for size in range(150, 170):
+        source = open_source(folder)
+        found = [game for block in source.blocks(4 * size) for game in re.split(rb"[\x00\x01]+", block) if game]
+        assert found == [bytes(game) for game in games] and source.cut_off == 0
+        assert all(block[-1] in (BOS, EOS) for block in open_source(folder).blocks(4 * size))
+    manifest = ingest([folder], tmp_path / "out", settings(validation_share=0.0), block_bytes=4 * 150)
+    assert manifest["games"]["read"] == manifest["games"]["kept"] == 12
 
 
 def uci_of(tokens: list[int]) -> str:
