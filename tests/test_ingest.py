@@ -329,10 +329,30 @@ def test_balance_is_a_reason_like_others_and_does_not_depend_on_blocks(tmp_path)
     assert documents(tmp_path / "out") == (ingest([source], tmp_path / "b", settings(balance=balance)), documents(tmp_path / "b"))[1]
 
 
-@pytest.mark.parametrize("text", ["odd", "{800}", "{800: 1, 850: 1}", "{800: 0}", "{800: -1}", "{}"])
+@pytest.mark.parametrize("text", ["odd", "{800}", "{800: 1, 850: 1}", "{800: 0}", "{800: -1}", "{}", "{800: 1.2.3}", "{800: .}"])
 def test_bad_balance_is_named(text):
     with pytest.raises(UserError, match="balance="):
         parse_balance(text, 100, 0)
+
+
+def test_even_balance_ends_at_3000():
+    with pytest.raises(UserError, match="balance_bin=300: does not divide"):
+        parse_balance("even", 300, 0)
+    assert parse_balance("even", 200, 0).starts[-1] == 2800
+
+
+BAD_VALUES = {
+    "max_games=-1": "max_games=-1: expected at least 0",
+    "min_rating=2000 max_rating=1000": "min_rating=2000 is above max_rating=1000",
+    "leak_fraction=2 puzzles=p.parquet": "leak_fraction=2.0, leak_copies=1: expected a share",
+    "leak_fraction=0.5": "leak_fraction=0.5 needs puzzles=",
+}
+
+
+@pytest.mark.parametrize("words", BAD_VALUES)
+def test_values_that_no_corpus_can_have_are_named(words):
+    with pytest.raises(UserError, match=BAD_VALUES[words]):
+        games_module.main(["sources=-", "out=corpus", *words.split()])
 
 
 # ---- damaged and hostile sources --------------------------------------------------------------------------------------------------------
