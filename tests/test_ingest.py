@@ -427,7 +427,7 @@ def test_a_game_judged_at_once_fares_as_when_split_line_by_line():
     games = [random_game(seed, plies=12).rstrip() + "\n" for seed in range(20)]
 
     def facts(outcome):
-        return outcome if isinstance(outcome, str) else (outcome.san, *(getattr(outcome, name) for name in ("spelling", "result", "white_elo", "date")))
+        return outcome if isinstance(outcome, str) else (outcome.san, outcome.spelling, outcome.result, outcome.white_elo, outcome.date)
 
     outcomes = Counter()
     for _ in range(2000):
