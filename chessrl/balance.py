@@ -13,8 +13,9 @@ import numpy as np
 from chessrl.errors import UserError
 
 EVEN_RANGE = (800, 3000)  # of balance=even: the range over which Shen et al. sample their games evenly
-_HISTOGRAM = re.compile(r"\{\s*(?:\d+\s*:\s*[\d.]+\s*(?:,\s*(?=\d)|(?=\})))+\}")
-_ENTRY = re.compile(r"(\d+)\s*:\s*([\d.]+)")
+_WEIGHT = r"(?:\d+\.?\d*|\.\d+)"
+_HISTOGRAM = re.compile(rf"\{{\s*(?:\d{{1,5}}\s*:\s*{_WEIGHT}\s*(?:,\s*(?=\d)|(?=\}})))+\}}")
+_ENTRY = re.compile(rf"(\d+)\s*:\s*({_WEIGHT})")
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -35,6 +36,8 @@ def parse_balance(text: str, width: int, games: int) -> Balance | None:
     if width < 1 or games < 0:
         raise UserError(f"balance_bin={width}, balance_games={games}: expected at least 1 and at least 0")
     if text == "even":
+        if (EVEN_RANGE[1] - EVEN_RANGE[0]) % width:
+            raise UserError(f"balance_bin={width}: does not divide the range {EVEN_RANGE[0]} to {EVEN_RANGE[1]} of balance=even; use 50, 100 or 200")
         starts = tuple(range(*EVEN_RANGE, width))
         return Balance(starts, (1.0,) * len(starts), width, games)
     if not _HISTOGRAM.fullmatch(text):

@@ -85,9 +85,9 @@ class Source:
         paths = token_shards(Path(self.name))
         yield from cut_blocks(self._token_pieces(paths), block_bytes, _last_separator, rest)
         whole = _last_separator(bytes(rest), len(rest))
-        self.cut_off = 1 if len(rest) > whole + 1 else 0
-        if rest[: whole + 1].strip(bytes((BOS, EOS))):
-            yield bytes(rest[: whole + 1])
+        self.cut_off = 1 if len(rest) > whole else 0
+        if rest[:whole].strip(bytes((BOS, EOS))):
+            yield bytes(rest[:whole])
 
     def _token_pieces(self, paths: list[Path]) -> Iterator[bytes]:
         records = []
@@ -122,7 +122,7 @@ def no_game(source: Source) -> UserError:
 def cut_blocks(pieces: Iterable[bytes], block_bytes: int, last_start: Callable[[bytes, int], int], rest: bytearray) -> Iterator[bytes]:
     """Blocks of at most ``block_bytes`` (more where one game is longer) that end where a game ends, however the pieces fall.
 
-    ``last_start(text, limit)`` is where the last game within ``limit`` bytes starts, 0 for none. What follows the last block is left in ``rest``.
+    ``last_start(text, limit)`` is where a block within ``limit`` bytes may end, 0 for nowhere. What follows the last block is left in ``rest``.
     """
     limit = block_bytes
     for piece in pieces:
@@ -147,7 +147,8 @@ def _last_game(text: bytes, limit: int) -> int:
 
 
 def _last_separator(text: bytes, limit: int) -> int:
-    return max(text.rfind(BOS, 0, limit), text.rfind(EOS, 0, limit), 0)
+    """The place behind it: a game belongs to the block that holds the separator which closes it."""
+    return max(text.rfind(BOS, 0, limit), text.rfind(EOS, 0, limit)) + 1
 
 
 def token_shards(folder: Path) -> list[Path]:

@@ -180,6 +180,17 @@ class GameSettings:
     leak_seed: int = 0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for key in ("max_games", "min_plies"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{key}={getattr(self, key)}: expected at least 0")
+        if self.min_rating > self.max_rating:
+            raise UserError(f"min_rating={self.min_rating} is above max_rating={self.max_rating}: no game could be kept; expected the other order")
+        if not 0 <= self.leak_fraction <= 1 or self.leak_copies < 1:
+            raise UserError(f"leak_fraction={self.leak_fraction}, leak_copies={self.leak_copies}: expected a share from 0 to 1 and at least 1")
+        if self.leak_fraction and not self.puzzles:
+            raise UserError(f"leak_fraction={self.leak_fraction} needs puzzles=TABLE, whose test puzzles are to be leaked")
+
 
 def main(arguments: list[str]) -> None:
     """Build the corpus; prints the account of games, and the tokens of each split."""
@@ -214,7 +225,7 @@ def main(arguments: list[str]) -> None:
         keep_partial=settings.keep_partial,
     )
     leak = LeakConfig(fraction=settings.leak_fraction, copies=settings.leak_copies, seed=settings.leak_seed)
-    decontamination = Decontamination(load_puzzles(settings.puzzles) if settings.puzzles else [], leak) if settings.puzzles or leak.fraction else None
+    decontamination = Decontamination(load_puzzles(settings.puzzles), leak) if settings.puzzles else None
     out = Path(settings.out)
     make_folder(out.parent, "out")
     with Lock(out.with_name(f".{out.name}.lock"), str(out)):

@@ -33,7 +33,10 @@ _NUMBER = re.compile(r"\d{1,3}\.{1,3}")
 _BRACED = re.compile(r"\{[^{}]*\}")
 _GLYPHS = re.compile(r"[!?]+")
 _NULL_MOVES = frozenset(("--", "Z0", "0000", "@@@@", "null", "pass"))
-_SAN = r"(?:[KQRBN][a-h]?[1-8]?x?[a-h][1-8]|(?:[a-h]x)?[a-h](?:[2-7]|[18]=[QRBN])|O-O(?:-O)?)[+#]?"
+# A pawn captures on the next file: python-chess reads cxc3 as c3, pgn-extract does not read it.
+_BESIDE = "(?:ax(?=b)|bx(?=[ac])|cx(?=[bd])|dx(?=[ce])|ex(?=[df])|fx(?=[eg])|gx(?=[fh])|hx(?=g))"
+_SAN = rf"(?:[KQRBN][a-h]?[1-8]?x?[a-h][1-8]|{_BESIDE}?[a-h](?:[2-7]|[18]=[QRBN])|O-O(?:-O)?)[+#]?"
+PAWN_SPELLING = 1 << 25  # more than the plies of any game within game_sources.MOST_BYTES
 _MAIN_LINE = re.compile(rf"{_SAN}(?: {_SAN})*+")
 _BARE_PROMOTION = re.compile(r"((?:[a-h]x)?[a-h][18])([QRBN][+#]?)")
 
@@ -65,7 +68,7 @@ class ScreenedGame:
 
     start_fen: str | None
     moves: str  # the main line in SAN, separated by white space; move numbers may stand between
-    plies: int
+    spelling: int  # of the moves (spelling_of)
     result: str
     white_elo: int | None
     black_elo: int | None
@@ -79,12 +82,13 @@ class ScreenedGame:
         return [word for word in self.moves.split() if not _NUMBER.fullmatch(word)]
 
 
-class _Kinds(dict[str, int]):
-    """What a word of movetext is: 1 a move, 0 a move number, KeyError for anything else. Words of games repeat: some ten thousand in all."""
+class _Spellings(dict[str, int]):
+    """What a word of movetext adds to ``spelling_of``. Words of games repeat: some ten thousand in all."""
 
     def __missing__(self, word: str) -> int:
         if _MAIN_LINE.fullmatch(word):
-            self[word] = 1
+            pawn = "abcdefgh".find(word[0]) + 1
+            self[word] = 1 + PAWN_SPELLING * (pawn and pawn + 8 * (word[1] == "x"))
         elif _NUMBER.fullmatch(word):
             self[word] = 0
         else:
@@ -92,7 +96,16 @@ class _Kinds(dict[str, int]):
         return self[word]
 
 
-_KINDS = _Kinds()
+_SPELLINGS = _Spellings()
+
+
+def spelling_of(words: Iterable[str]) -> int:
+    """The number of SAN moves, and PAWN_SPELLING for each pawn move times 1 to 8 (its file; 9 to 16 for a capture): a check of what a parser read.
+
+    pgn-extract takes bxc3 for a bishop's move where no pawn has it, and overlooks the file of a capture that promotes. Raises KeyError for a
+    word that is neither a move nor a move number.
+    """
+    return sum(map(_SPELLINGS.__getitem__, words))
 
 
 def screen_text(text: bytes, filters: GameFilters) -> Iterator[ScreenedGame | str]:
@@ -273,7 +286,7 @@ def _is_standard(fen: str) -> bool:
 
 
 def _main_line(movetext: str, header_result: str, from_start: bool, filters: GameFilters) -> tuple[str, int, str] | str:
-    """Moves, their number and the result, or the reason to leave the game out."""
+    """Moves, their spelling and the result, or the reason to leave the game out."""
     text = _without_asides(movetext)
     first_number = _MOVE_NUMBER.search(text)
     if from_start and first_number and first_number.group(1) not in ("0", "1"):
@@ -285,17 +298,18 @@ def _main_line(movetext: str, header_result: str, from_start: bool, filters: Gam
         return "not_terminated"
     if closing in RESULTS and header_result in RESULTS and closing != header_result:
         return "results_disagree"
-    readable = True
     try:
-        plies = sum(map(_KINDS.__getitem__, words))
+        spelling = spelling_of(words)
+        plies = spelling % PAWN_SPELLING
     except KeyError:  # glyphs, zeros for castling, numbers without a space behind
         words = _mended(" ".join(words))
         plies, readable = len(words), bool(_MAIN_LINE.fullmatch(" ".join(words)))
+        spelling = spelling_of(words) if readable else None
     if plies < max(filters.min_plies, 1):
         return "too_few_plies"
-    if not readable:
+    if spelling is None:
         return "unreadable_movetext" if _NULL_MOVES.isdisjoint(words) else "null_move"
-    return " ".join(words), plies, result
+    return " ".join(words), spelling, result
 
 
 def _mended(text: str) -> list[str]:

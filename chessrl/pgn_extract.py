@@ -18,9 +18,9 @@ import chess
 import numpy as np
 
 from chessrl.errors import UserError
-from chessrl.game_batch import GameBatch
+from chessrl.game_batch import GameBatch, bounds
 from chessrl.notation import CAPTURE, CASTLE_LONG, CASTLE_SHORT, CHECK, FIRST_SQUARE, LONGEST_MOVE, MATE, PROMOTION, TOKEN_ID, move_tokens
-from chessrl.pgn_blocks import ScreenedGame
+from chessrl.pgn_blocks import PAWN_SPELLING, ScreenedGame
 
 METHODS = ("auto", "pgn-extract", "python-chess")
 Plies = list[tuple[int, ...]]  # canonical move tokens, ply by ply
@@ -64,8 +64,8 @@ def pgn_extract_version(program: str) -> str:
 def extract_plies(program: str | None, games: Sequence[ScreenedGame]) -> tuple[GameBatch, np.ndarray, int]:
     """The games that are legal throughout as a batch, which ones they are (bool [games]), and how many were read a second time.
 
-    ``program`` None: by python-chess alone, the reference. Otherwise by pgn-extract; a game of which it wrote another number of moves than
-    were given is read again by python-chess. Raises RuntimeError where the program fails.
+    ``program`` None: by python-chess alone, the reference. Otherwise by pgn-extract; a game of which it wrote other moves than were given, by
+    ``spelling_of``, is read again by python-chess. Raises RuntimeError where the program fails.
     """
     legal = np.zeros(len(games), dtype=bool)
     again: list[int] = []
@@ -73,8 +73,8 @@ def extract_plies(program: str | None, games: Sequence[ScreenedGame]) -> tuple[G
         batch, again = GameBatch.of_plies([]), list(range(len(games)))
     else:
         batch, written = _read_output(_run(program, games))
-        given = np.array([game.plies for game in games], dtype=np.int64)
-        whole = batch.game_plies == given[written]
+        given = np.array([game.spelling for game in games], dtype=np.int64)
+        whole = _spellings(batch) == given[written]
         again = written[~whole].tolist()
         batch = batch.select(whole)
         legal[written[whole]] = True
@@ -83,6 +83,16 @@ def extract_plies(program: str | None, games: Sequence[ScreenedGame]) -> tuple[G
         batch = _with_games(batch, np.flatnonzero(legal).tolist(), reread)
         legal[list(reread)] = True
     return batch, legal, len(again) if program else 0
+
+
+def _spellings(batch: GameBatch) -> np.ndarray:
+    """``spelling_of`` the moves of each game, [games] int64."""
+    starts = batch.ply_bounds[:-1]
+    pawns = np.flatnonzero(batch.tokens[starts] == TOKEN_ID["P"])
+    places = starts[pawns]
+    values = np.ones(len(starts), dtype=np.int64)
+    values[pawns] += PAWN_SPELLING * (1 + (batch.tokens[places + 1] - FIRST_SQUARE) // 8 + 8 * (batch.tokens[places + 2] == CAPTURE)).astype(np.int64)
+    return np.diff(bounds(values)[batch.game_bounds])
 
 
 def replay_san(game: ScreenedGame) -> Plies | None:

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
+from chessrl.pgn_blocks import split_blocks
 from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport, check_source, file_record, read_lines
 
-_HEADER = re.compile(rb'\[([A-Za-z0-9_]+) "([^"]*)"\]')
+_HEADER = re.compile(rb'\[\s*(Site|GameId|UTCDate|Date)\s+"((?:[^"\\]++|\\.)*+)"\s*\]')
 _GAME_ID = re.compile(rb"(?:lichess\.org/|^)([A-Za-z0-9]{8})(?:[A-Za-z0-9]{4})?(?:[/#?].*)?$")
 _DATE = re.compile(rb"(\d{4})[.-](\d{2})[.-](\d{2})")
 
@@ -112,30 +113,14 @@ def find_games(sources: Iterable[Path | str], wanted: Container[str], report: Re
 
 def _games_of_file(path: Path, wanted: Container[str], report: ReadReport) -> Iterator[tuple[str, SourceGame | None]]:
     """(id, empty where it has none; the game where it is wanted) of every game of a file."""
-    identifier, date = "", 0
-    movetext: list[bytes] = []
-    in_headers = in_game = is_wanted = False
-    for line in read_lines(path, report):
-        header = _HEADER.match(line) if line.startswith(b"[") else None
-        if header is None:
-            if in_headers:
-                in_headers, is_wanted = False, identifier in wanted
-            if is_wanted:
-                movetext.append(line)
-            continue
-        if not in_headers:
-            if in_game:
-                yield identifier, SourceGame(_text(movetext), date) if is_wanted else None
-            identifier, date, movetext = "", 0, []
-            in_headers = in_game = True
-        name, value = header.groups()
-        if name in (b"Site", b"GameId") and (match := _GAME_ID.search(value)):
-            identifier = match[1].decode()
-        elif name == b"UTCDate" or (name == b"Date" and not date):
-            match = _DATE.fullmatch(value)
-            date = int(b"".join(match.groups())) if match else date
-    if in_game:
-        yield identifier, SourceGame(_text(movetext), date) if identifier in wanted else None
+    for block in split_blocks(read_lines(path, report)):
+        identifier, date = "", 0
+        for name, value in _HEADER.findall(b"\n".join(block.headers)):
+            if name in (b"Site", b"GameId") and (match := _GAME_ID.search(value)):
+                identifier = match[1].decode()
+            elif (name == b"UTCDate" or (name == b"Date" and not date)) and (match := _DATE.fullmatch(value)):
+                date = int(b"".join(match.groups()))
+        yield identifier, SourceGame(_text(block.movetext), date) if identifier in wanted else None
 
 
 def _text(lines: list[bytes]) -> str:

@@ -33,7 +33,6 @@ _OPTIONAL = ("RatingDeviation", "Popularity", "NbPlays", "GameUrl", "PGN", *_DAT
 _LINES_PER_BATCH = 50_000  # about 10 MB of text
 
 
-
 @dataclass(slots=True)
 class PuzzleRows:
     """The rows kept, N of them, as columns: about 130 bytes a row."""
@@ -225,10 +224,10 @@ def _duplicates(batches: list[pa.Table]) -> Iterator[tuple[int, int]]:
     order = np.argsort(places, kind="stable")
     suspects = np.flatnonzero(places[order][1:] == places[order][:-1])
     ids = pa.chunked_array([chunk for batch in batches for chunk in batch["id"].chunks], pa.string())
-    first = -1
+    first = None
     for place in suspects.tolist():
         earlier, later = int(order[place]), int(order[place + 1])
-        first = first if ids[earlier] == ids[first] else earlier
+        first = earlier if first is None or ids[earlier] != ids[first] else first
         if ids[first] == ids[later]:  # else two ids of one hash
             yield first, later
 

@@ -15,7 +15,7 @@ from chessrl import pgn_extract as pgn_extract_module
 from chessrl.errors import UserError
 from chessrl.games import Game, games_from_table, read_games
 from chessrl.notation import line_tokens, to_text
-from chessrl.pgn_blocks import GameFilters, ScreenedGame, split_blocks, time_class_of
+from chessrl.pgn_blocks import GameFilters, ScreenedGame, screen_text, spelling_of, split_blocks, time_class_of
 from chessrl.pgn_extract import extract_plies, find_pgn_extract
 from chessrl.sources import ReadReport, read_lines, zstd
 
@@ -246,9 +246,10 @@ def random_san_games(count: int, seed: int) -> list[ScreenedGame]:
             board.push(move)
         if rng.random() < 0.5:
             place = rng.randrange(len(san))
-            san[place] = rng.choice([rng.choice(spelt), san[place].replace("x", ""), san[place].rstrip("+#") + "+"])
+            without_x = san[place].replace("x", "") if san[place][0].isupper() else san[place]  # a pawn's capture without x is no word of the screen
+            san[place] = rng.choice([rng.choice(spelt), without_x, san[place].rstrip("+#") + "+"])
         spelt += san
-        games.append(ScreenedGame(fen, " ".join(san), len(san), "1-0", None, None, "unknown", ""))
+        games.append(ScreenedGame(fen, " ".join(san), spelling_of(san), "1-0", None, None, "unknown", ""))
     return games
 
 
@@ -260,6 +261,27 @@ def test_both_parsers_accept_the_same_games_with_the_same_tokens():
     assert also_legal.tolist() == legal.tolist() and reread == 0
     assert batch.tokens.tolist() == reference.tokens.tolist() and batch.ply_tokens.tolist() == reference.ply_tokens.tolist()
     assert 50 < legal.sum() < 350
+
+
+MISSPELT = {  # (start, moves): what pgn-extract alone would take, and as what
+    "b for bishop": (None, "e4 d5 Bb5+ c6 bxc6+", 0),
+    "promotion from another file": ("1r2k3/PR6/8/8/8/8/6K1/8 w - - 0 1", "bxa8=Q", 0),
+    "push with the file of a capture": ("4k3/1P6/8/8/8/8/6K1/8 w - - 0 1", "cxb8=N", 0),
+    "capture on its own file": (None, "exe4 e5", 0),
+    "all is well": (None, "e4 d5 exd5 c6 dxc6 Nf6 cxb7 Nd5 bxa8=Q", 1),
+}
+
+
+@needs_pgn_extract
+@pytest.mark.parametrize("case", MISSPELT)
+def test_pawn_moves_are_taken_as_spelt_or_not_at_all(case):
+    fen, moves, kept = MISSPELT[case]
+    start = f'[SetUp "1"]\n[FEN "{fen}"]\n' if fen else ""
+    text = f'[Event "Rated game"]\n[Result "1-0"]\n{start}\n{moves} 1-0\n'.encode()
+    games = [game for game in screen_text(text, GameFilters(min_plies=1, standard_start=False)) if not isinstance(game, str)]
+    for program in (None, find_pgn_extract()):
+        batch, legal, _ = extract_plies(program, games)
+        assert legal.sum() == len(batch) == kept, program
 
 
 @needs_pgn_extract

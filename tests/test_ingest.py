@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -328,10 +329,30 @@ def test_balance_is_a_reason_like_others_and_does_not_depend_on_blocks(tmp_path)
     assert documents(tmp_path / "out") == (ingest([source], tmp_path / "b", settings(balance=balance)), documents(tmp_path / "b"))[1]
 
 
-@pytest.mark.parametrize("text", ["odd", "{800}", "{800: 1, 850: 1}", "{800: 0}", "{800: -1}", "{}"])
+@pytest.mark.parametrize("text", ["odd", "{800}", "{800: 1, 850: 1}", "{800: 0}", "{800: -1}", "{}", "{800: 1.2.3}", "{800: .}"])
 def test_bad_balance_is_named(text):
     with pytest.raises(UserError, match="balance="):
         parse_balance(text, 100, 0)
+
+
+def test_even_balance_ends_at_3000():
+    with pytest.raises(UserError, match="balance_bin=300: does not divide"):
+        parse_balance("even", 300, 0)
+    assert parse_balance("even", 200, 0).starts[-1] == 2800
+
+
+BAD_VALUES = {
+    "max_games=-1": "max_games=-1: expected at least 0",
+    "min_rating=2000 max_rating=1000": "min_rating=2000 is above max_rating=1000",
+    "leak_fraction=2 puzzles=p.parquet": "leak_fraction=2.0, leak_copies=1: expected a share",
+    "leak_fraction=0.5": "leak_fraction=0.5 needs puzzles=",
+}
+
+
+@pytest.mark.parametrize("words", BAD_VALUES)
+def test_values_that_no_corpus_can_have_are_named(words):
+    with pytest.raises(UserError, match=BAD_VALUES[words]):
+        games_module.main(["sources=-", "out=corpus", *words.split()])
 
 
 # ---- damaged and hostile sources --------------------------------------------------------------------------------------------------------
@@ -406,7 +427,7 @@ def test_a_game_judged_at_once_fares_as_when_split_line_by_line():
     games = [random_game(seed, plies=12).rstrip() + "\n" for seed in range(20)]
 
     def facts(outcome):
-        return outcome if isinstance(outcome, str) else (outcome.san, *(getattr(outcome, name) for name in ("plies", "result", "white_elo", "date")))
+        return outcome if isinstance(outcome, str) else (outcome.san, outcome.spelling, outcome.result, outcome.white_elo, outcome.date)
 
     outcomes = Counter()
     for _ in range(2000):
@@ -466,6 +487,21 @@ def test_released_token_shards_are_read_across_their_bounds(tmp_path):
     table = pd.DataFrame({"fen": [chess.STARTING_FEN] * 40, "moves": [uci_of(game) for game in games]})
     expected = build_corpus(games_from_table(table), tmp_path / "b", state="snapshot", context=256, seed=0, validation_share=0.0, shard_tokens=3000)
     assert snapshot["hash"] == expected["hash"]
+
+
+@pytest.mark.parametrize("separators", [([BOS], []), ([], [EOS]), ([EOS], [BOS]), ([BOS, BOS], [EOS, EOS])])
+def test_token_games_are_whole_whatever_separates_them_and_wherever_a_block_ends(tmp_path, separators):
+    before, after = separators
+    games = token_games(range(12))
+    stream = [*chain.from_iterable([*before, *game, *after] for game in games), EOS]
+    folder = token_folder(tmp_path / "tokens", stream, [])
+    for size in range(150, 170):
+        source = open_source(folder)
+        found = [game for block in source.blocks(4 * size) for game in re.split(rb"[\x00\x01]+", block) if game]
+        assert found == [bytes(game) for game in games] and source.cut_off == 0
+        assert all(block[-1] in (BOS, EOS) for block in open_source(folder).blocks(4 * size))
+    manifest = ingest([folder], tmp_path / "out", settings(validation_share=0.0), block_bytes=4 * 150)
+    assert manifest["games"]["read"] == manifest["games"]["kept"] == 12
 
 
 def uci_of(tokens: list[int]) -> str:

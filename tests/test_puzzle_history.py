@@ -155,3 +155,15 @@ def test_puzzles_get_history_and_date_of_their_game_and_every_outcome_is_said():
     assert (third.history, third.date) == ((), 20230201)
     assert outcomes == {"a": "history_from_api", "c": "game_of_api_does_not_lead_to_the_position"}
     assert prompt_tokens(first, "history", think=False) == prompt_tokens(known, "history", think=False)
+
+
+def test_games_are_told_apart_as_the_corpus_does_it(tmp_path):
+    def headers(identifier: str, white: str = "a") -> str:
+        return f'[Event "Rated game"]\n[Site "https://lichess.org/{identifier}"]\n[White "{white}"]\n[Result "*"]\n\n'
+
+    text = headers("aaaaaaaa", r"a \"quoted\" name") + "1. e4 e5 *\n\n" + headers("bbbbbbbb") + headers("cccccccc") + "1. d4 d5 *\n"
+    (tmp_path / "games.pgn").write_text(text)
+    report = ReadReport()
+    games = find_games([tmp_path / "games.pgn"], {"aaaaaaaa", "bbbbbbbb", "cccccccc"}, report)
+    assert report.read == report.kept == 3
+    assert {identifier: game.movetext for identifier, game in games.items()} == {"aaaaaaaa": "1. e4 e5 *", "bbbbbbbb": "", "cccccccc": "1. d4 d5 *"}

@@ -206,6 +206,13 @@ def test_of_rows_with_one_id_the_first_stays_with_what_later_ones_know(tmp_path)
     assert report.dropped == {"duplicate_id": 2} and [record["name"] for record in report.files] == ["a.csv", "b.csv"]
 
 
+def test_a_row_takes_the_date_of_a_later_one_that_ends_the_table(tmp_path):
+    header = f"{HEADER},UTCDate"
+    table = write(tmp_path / "a.csv", f"{row('x')},", f"{row('y')},", f"{row('x')},2023.01.31", header=header)
+    found = read_rows([table], PuzzleFilters(), 0, ReadReport())
+    assert ids(found) == ["x", "y"] and found.dates.tolist() == [20230131, 0]
+
+
 def test_batches_join_into_one_table(tmp_path, monkeypatch):
     rows = [row(f"p{number}", themes=("a b", "c", "")[number % 3], rating=str(1000 + number)) for number in range(50)]
     whole, _ = screened(tmp_path, *rows)
