@@ -38,14 +38,14 @@ class Verdict:
     blocked_by: tuple[str, ...] = ()  # splits of the puzzles that keep it out, sorted
     copies: int = 1  # how often it is written: 0 where it is kept out, more than 1 where it leaks a puzzle on purpose
     leaked: tuple[str, ...] = ()  # ids of the puzzles that it leaks, sorted
-    leaked_plies: tuple[int, ...] = ()  # how many moves come before the position that each of them asks
+    leaked_plies: tuple[tuple[int, ...], ...] = ()  # how many moves come before the position that each of them asks, each time it is reached
 
     def within(self, plies: range) -> Verdict:
         """What is left of a leak in a document of these plies of the game: one that does not hold the answer to a puzzle leaks nothing."""
-        kept = [(puzzle, ply) for puzzle, ply in zip(self.leaked, self.leaked_plies) if ply in plies]
+        kept = [(puzzle, reached) for puzzle, reached in zip(self.leaked, self.leaked_plies) if any(ply in plies for ply in reached)]
         if len(kept) == len(self.leaked):
             return self
-        return replace(self, leaked=tuple(puzzle for puzzle, _ in kept), leaked_plies=tuple(ply for _, ply in kept)) if kept else CLEAN
+        return replace(self, leaked=tuple(puzzle for puzzle, _ in kept), leaked_plies=tuple(reached for _, reached in kept)) if kept else CLEAN
 
 
 CLEAN = Verdict()
@@ -144,20 +144,20 @@ class BlockedPositions:
         """
         board = chess.Board(start_fen or chess.STARTING_FEN)
         passed: set[str] = set()
-        leaked: dict[str, int] = {}
+        leaked: dict[str, list[int]] = {}
         for ply in range(len(moves) + 1):
             if ply:
                 board.push(moves[ply - 1])
             position = _position(board)
             passed.update(self._splits.get(position, ()))
             for puzzle in self._leaked.get(position, ()):
-                leaked.setdefault(puzzle, ply)
+                leaked.setdefault(puzzle, []).append(ply)
         if passed:
             return Verdict(blocked_by=tuple(sorted(passed)), copies=0)
         if not leaked:
             return CLEAN
         ids = sorted(leaked)
-        return Verdict(copies=self.copies, leaked=tuple(ids), leaked_plies=tuple(leaked[puzzle] for puzzle in ids))
+        return Verdict(copies=self.copies, leaked=tuple(ids), leaked_plies=tuple(tuple(leaked[puzzle]) for puzzle in ids))
 
 
 def _blocked_plies(puzzle: Puzzle) -> list[int]:

@@ -38,7 +38,7 @@ from chessrl.pgn_extract import choose_program, pgn_extract_version
 from chessrl.shards import DTYPE, SPLITS, SplitWriter, manifest_hash
 from chessrl.sources import SourceDamage
 
-CORPUS_FORM = 2  # counts up when the same sources and settings give another corpus, or other parts
+CORPUS_FORM = 3  # counts up when the same sources and settings give another corpus, or other parts
 _BLOCKS_AHEAD = 2  # per worker: what is read while the others are worked on
 
 

@@ -125,7 +125,7 @@ def write_documents(
 def _tell(decontamination: Decontamination, path: Path, wanted: np.ndarray) -> None:
     account = load_account(path)
     for row, (blocked_by, copies, leaked, leaked_plies), plies_held in account["verdicts"]:
-        verdict = Verdict(tuple(blocked_by), copies, tuple(leaked), tuple(leaked_plies))
+        verdict = Verdict(tuple(blocked_by), copies, tuple(leaked), tuple(map(tuple, leaked_plies)))
         decontamination.count(verdict)
         if row >= 0 and wanted[row]:
             decontamination.wrote(verdict.within(range(*plies_held)))

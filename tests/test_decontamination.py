@@ -328,7 +328,7 @@ def test_leaked_puzzles_are_a_seeded_share_of_the_test_puzzles_and_larger_shares
 def test_leaked_puzzle_blocks_nothing_and_its_games_get_copies():
     shared = puzzle_of(LINE, 5, "b", "rl")
     blocked = BlockedPositions.of_puzzles([PUZZLE, *mates(1)], {"a"}, copies=3)
-    assert judged(blocked, TRANSPOSED) == Verdict((), 3, ("a",), (6,))
+    assert judged(blocked, TRANSPOSED) == Verdict((), 3, ("a",), ((6,),))
     # What touches the puzzle without reaching the position that it asks shows nothing of it: an ordinary game.
     assert judged(blocked, BEFORE_THE_LEAD) == judged(blocked, SECOND_DECISION) == CLEAN
     assert judged(blocked, "a1a8", mates(1)[0].fen).blocked_by == ("test",)
@@ -384,6 +384,14 @@ def test_game_whose_document_leaves_the_answer_out_leaks_nothing(tmp_path):
         else:
             with pytest.raises(UserError, match="none of the 1 chosen puzzles could be leaked \\(document_leaves_it_out 1\\)"):
                 build(folder, [game(f"{LINE} {tails[0]}")], [known], LeakConfig(1.0), **settings)
+
+
+def test_leaked_position_that_is_reached_again_after_the_cut_is_still_leaked():
+    blocked = BlockedPositions.of_puzzles([PUZZLE], {PUZZLE.id}, copies=3)
+    verdict = judged(blocked, " ".join(LINE.split()[:6]) + " f3g1 c6b8 g1f3 b8c6 e1g1")
+    assert verdict.leaked_plies == ((6, 10),)
+    assert verdict.within(range(8, 12)).leaked == (PUZZLE.id,)
+    assert verdict.within(range(7, 10)) == verdict.within(range(11, 12)) == CLEAN
 
 
 def test_made_game_begins_with_the_history_where_it_is_known():
