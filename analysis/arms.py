@@ -3,8 +3,8 @@
     python -m analysis.arms runs=outputs/sft-0123,outputs/sft-4567,... out=FOLDER [baseline=none] [split=test] [ks=1,16]
     python -m analysis.arms outputs=DIR out=FOLDER              all finished fine-tuning runs below DIR
 
-Writes ``arms.csv``, ``arm_differences.csv``, ``arm_costs.csv`` and ``arms.png``. Runs of one arm are its seeds: a puzzle's pass@k is averaged over
-them, and intervals are over puzzles; the lowest and highest seed are given beside.
+Writes ``arms.csv``, ``arm_differences.csv``, ``arm_costs.csv`` and ``arms.png``. Runs of one arm are its seeds: pass@k is averaged over them, and
+intervals are over seeds and puzzles (nested bootstrap); the lowest and highest seed are given beside.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from chessrl.config import TraceConfig
 from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import save_figure
 from chessrl.run import finished
-from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
+from chessrl.statistics import nested_differences, nested_means, pass_at_k
 
 TITLE = "Arms of traces"
 QUESTION = (
     "Does what is written before the move help? pass@k of fine-tuned policies by the arm of their traces, averaged over the seeds of an arm; 95 % "
-    "intervals are over puzzles, the lowest and highest seed stand beside."
+    "intervals are over seeds and puzzles (nested bootstrap), the lowest and highest seed stand beside."
 )
 NAMED_BY = ("proposal", "order", "serialise", "content", "answer", "budget", "inject_answer")  # keys of sft.trace that name an arm
 
@@ -59,6 +59,11 @@ def arm_name(run: Run) -> str:
     return ", ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in different) or "trace"
 
 
+def order_of(run: Run) -> tuple[bool, str, int]:
+    """Without traces first; the seeds of an arm in order, so that the arms' seeds are pairs."""
+    return bool(run.setting("sft.trace.enabled")), arm_name(run), int(run.setting("sft.seed"))
+
+
 def solved_by_puzzle(run: Run, split: str, protocol: str, ks: Sequence[int]) -> pd.DataFrame:
     """One row per puzzle: its bin, and pass@k by the line for each of ``ks`` (columns named by k).
 
@@ -82,7 +87,7 @@ def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame
     """pass@k by arm, bin and k, and each arm's difference from the baseline on the same puzzles."""
     ks = [int(k) for k in settings.ks]
     by_arm: dict[str, list[pd.DataFrame]] = {}
-    for run in sorted(runs, key=lambda run: (run.setting("sft.trace.enabled"), arm_name(run))):  # without traces first
+    for run in sorted(runs, key=order_of):
         by_arm.setdefault(arm_name(run), []).append(solved_by_puzzle(run, settings.split, settings.protocol, ks))
     check_comparable(by_arm)
     bins = next(iter(by_arm.values()))[0]["bin"]
@@ -94,7 +99,7 @@ def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame
         for name, mask in masks:
             chosen = seeds[:, mask]
             place = {"policy": arm, "bin": name, "n_puzzles": int(mask.sum()), "seeds": len(seeds)}
-            for at, (point, low, high) in enumerate(bootstrap_means(chosen.mean(0), rng)):
+            for at, (point, low, high) in enumerate(nested_means(chosen, rng)):
                 each = chosen[:, :, at].mean(1)
                 rows.append(
                     place | {"k": ks[at], "pass_at_k": point, "ci_low": low, "ci_high": high, "seed_low": each.min(), "seed_high": each.max()}
@@ -102,7 +107,7 @@ def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame
             if arm == settings.baseline or settings.baseline not in values:
                 continue
             base = values[settings.baseline][:, mask]
-            for at, (point, low, high) in enumerate(paired_differences(base.mean(0), chosen.mean(0), rng)):
+            for at, (point, low, high) in enumerate(nested_differences(base, chosen, rng)):
                 differences.append(place | {"baseline": settings.baseline, "k": ks[at], "difference": point, "ci_low": low, "ci_high": high})
     return pd.DataFrame(rows), pd.DataFrame(differences)
 
@@ -150,7 +155,8 @@ def arm_sections(runs: Sequence[Run], split: str, seed: int) -> list[Section]:
         Section("arms", TITLE, QUESTION, source, table, passk_figure(table)),
         Section(
             "arm_differences", "Arms of traces: differences",
-            f"pass@k of each arm minus that of the arm {settings.baseline}, paired by puzzle, with 95 % intervals over puzzles.", source, differences,
+            f"pass@k of each arm minus that of the arm {settings.baseline}, paired by puzzle and seed, with 95 % intervals over both.",
+            source, differences,
         ),
         Section(
             "arm_costs", "Arms of traces: what they cost",

@@ -171,6 +171,37 @@ def paired_differences(
     return intervals
 
 
+def nested_bounds(values: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bounds (columns,) of the mean of `values` (seeds, puzzles, columns): seeds, then puzzles, drawn with replacement.
+
+    The nested bootstrap that a claim about training needs (Agarwal et al. 2021, arXiv 2108.13264): a new training run and new puzzles. Few seeds
+    are few: with three, a resample leaves one out two times of three, and the bounds are still too narrow rather than too wide.
+    """
+    seeds, puzzles, columns = values.shape
+    means = np.empty((resamples, columns))
+    for row in range(resamples):
+        of_seeds = np.bincount(rng.integers(0, seeds, seeds), minlength=seeds) / seeds
+        of_puzzles = np.bincount(rng.integers(0, puzzles, puzzles), minlength=puzzles) / puzzles
+        means[row] = np.einsum("s,p,spk->k", of_seeds, of_puzzles, values, optimize=True)
+    return _percentiles(means, level)
+
+
+def nested_means(values: np.ndarray, rng: np.random.Generator) -> list[Interval]:
+    """(point, low, high) of every column of shares (seeds, puzzles, columns), by ``nested_bounds``; never narrower than over puzzles alone."""
+    plain = bootstrap_means(values.mean(0), rng)
+    return _widened(plain, nested_bounds(values, rng)) if len(values) > 1 else plain
+
+
+def nested_differences(a: np.ndarray, b: np.ndarray, rng: np.random.Generator) -> list[Interval]:
+    """The same of b - a, both (seeds, puzzles, columns): paired by puzzle and by seed, so that what a seed's runs share cancels."""
+    plain = paired_differences(a.mean(0), b.mean(0), rng)
+    return _widened(plain, nested_bounds(b - a, rng)) if len(a) > 1 else plain
+
+
+def _widened(plain: Sequence[Interval], bounds: tuple[np.ndarray, np.ndarray]) -> list[Interval]:
+    return [(point, min(low, float(below)), max(high, float(above))) for (point, low, high), below, above in zip(plain, *bounds)]
+
+
 def _require_columns(samples: pd.DataFrame, columns: Sequence[str]) -> None:
     missing = [name for name in columns if name not in samples.columns]
     if missing:

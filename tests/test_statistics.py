@@ -16,6 +16,9 @@ from chessrl.statistics import (
     RATES_COLUMNS,
     bootstrap_means,
     comparison_table,
+    nested_bounds,
+    nested_differences,
+    nested_means,
     paired_differences,
     pass_at_k,
     passk_table,
@@ -252,3 +255,30 @@ def test_comparison_on_unequal_puzzles_names_the_counts_of_both_sides() -> None:
         comparison_table(first, second, "SFT", "RL", (1,), seed=0)
     with pytest.raises(UserError, match="puzzle p000 is in different bins"):
         comparison_table(samples, samples.assign(bin="B2"), "SFT", "RL", (1,), seed=0)
+
+
+def test_nested_intervals_see_the_spread_of_seeds():
+    rng = np.random.default_rng(0)
+    level = np.array([0.2, 0.5, 0.8])[:, None, None]
+    values = (rng.random((3, 400, 1)) < level).astype(float)
+    point, low, high = nested_means(values, np.random.default_rng(1))[0]
+    assert point == pytest.approx(values.mean())
+    assert low == pytest.approx(values[0].mean(), abs=0.1) and high == pytest.approx(values[2].mean(), abs=0.1)  # three equal draws of one seed
+    alone = nested_means(values[:1], np.random.default_rng(1))[0]
+    assert alone == bootstrap_means(values[0], np.random.default_rng(1))[0]
+
+
+def test_nested_differences_cancel_what_the_runs_of_a_seed_share():
+    rng = np.random.default_rng(0)
+    shared = np.array([0.1, 0.4, 0.7])[:, None, None] + 0.2 * rng.random((1, 300, 1))
+    point, low, high = nested_differences(shared, shared + 0.05 + 0.02 * rng.random((3, 300, 1)), np.random.default_rng(1))[0]
+    assert point == pytest.approx(0.06, abs=0.002) and 0.05 < low < high < 0.07
+
+
+def test_nested_bounds_equal_the_law_of_total_variance():
+    """Seed means of variance v and independent puzzles: the bootstrap's spread is that of seeds and puzzles drawn alike."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(8, 1, 1)) * 0.05 + rng.normal(size=(1, 500, 1)) * 0.3
+    low, high = nested_bounds(values, np.random.default_rng(1), resamples=4000)
+    spread = np.sqrt(values.mean(1).var() / 8 + values.mean(0).var() / 500)
+    assert (high - low)[0] == pytest.approx(2 * 1.96 * spread, rel=0.06)
