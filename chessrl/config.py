@@ -228,9 +228,9 @@ class RewardConfig:
     true_positive_rate: float = neutral(1.0)  # a verifier that errs: how often line and engine pay what they should pay
     false_positive_rate: float = neutral(0.0)  # ... and what they should not
     # Logged beside the reward and never trained on: line, or engine with the two limits below in place of engine.depth and engine.nodes
-    oracle: str = local("line")
-    oracle_depth: int = local(12)
-    oracle_nodes: int = local(1_000_000)
+    oracle: str = neutral("line")
+    oracle_depth: int = neutral(12)
+    oracle_nodes: int = neutral(1_000_000)
 
 
 @dataclass

@@ -60,7 +60,7 @@ def identity(config: Config) -> dict[str, Any]:
         "precision": config.run.precision,
         "device": resolve_device(config.run.device).type,
     }
-    return kept | ({"engine": engine_identity(config)} if asks_engine(config.reward) else {})
+    return kept | ({"engine": engine_identity(config)} if asks_engine(config.reward) or config.reward.oracle == "engine" else {})
 
 
 def check(config: Config) -> None:

@@ -15,7 +15,7 @@ from chessrl.checkpoint import load_model
 from chessrl.config import AlgorithmConfig, Config, HealthConfig
 from chessrl.launch import CONF, compose
 from chessrl.model import Cost
-from chessrl.run import Run
+from chessrl.run import Run, digest
 from chessrl.sampler import Rollout
 from chessrl.signals import Interrupted
 from rl import rewards as rewards_module
@@ -324,6 +324,12 @@ def test_reward_and_oracle_are_compared_on_the_same_episodes():
     assert "reward/gap" not in rollout_metrics(scored([[nan, nan]], [0]), AlgorithmConfig(group=2))
 
 
-def test_an_oracle_engine_enters_no_identity(tiny_runs, tmp_path):
-    identity = rl.identity(configured(tiny_runs, tmp_path, "reward.oracle=engine"))
-    assert "engine" not in identity, "an oracle is logged and changes nothing"
+@needs_stockfish
+def test_another_oracle_makes_another_run(tiny_runs, tmp_path):
+    """Its verdicts stand in metrics.jsonl: a resume must not mix two, and a finished run's are not another oracle's."""
+    plain, *others = (
+        rl.identity(configured(tiny_runs, tmp_path, *overrides))
+        for overrides in ([], ["reward.oracle=engine"], ["reward.oracle=engine", "reward.oracle_depth=10"])
+    )
+    assert "engine" not in plain and all("engine" in other for other in others)
+    assert len({digest(identity) for identity in (plain, *others)}) == 3
