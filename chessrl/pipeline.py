@@ -40,8 +40,10 @@ def run_tabular(config: Config, overrides: Sequence[str]) -> int:
     def call(module: str, *extra: str) -> Path | None:
         command = [sys.executable, "-m", module, *overrides, *extra]
         print(f"\n{shlex.join(['python', *command[1:]])}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            return run_child(command, Path(folder) / "directory")
+        directory, received = run_stage_command(command)
+        if received:  # in the last step of the child: it finished all the same
+            raise Interrupted(received[0])
+        return directory
 
     directory = call("rl.tabular", "run.wait=true")
     if config.pipeline.report:
