@@ -141,13 +141,14 @@ def cost_table(runs: Sequence[Run]) -> pd.DataFrame:
 def arm_sections(runs: Sequence[Run], split: str, seed: int) -> list[Section]:
     """The report's sections on arms, where its runs hold fine-tuning runs of several; none otherwise."""
     tuned = [run for run in runs if run.stage == "sft" and run.evaluations]
-    arms = Counter(arm_name(run) for run in tuned)
-    if len(arms) < 2:
+    if len(tuned) < 2:
         return []
+    source = "evaluations/*/samples.parquet of the fine-tuning runs"
     samples = min(evaluation.n_samples for run in tuned for evaluation in run.evaluations)
     settings = ArmSettings(out="", split=split, seed=seed, ks=tuple(k for k in ArmSettings(out="").ks if int(k) <= samples))
-    source = "evaluations/*/samples.parquet of the fine-tuning runs"
     try:
+        if len({arm_name(run) for run in tuned}) < 2:
+            return []
         table, differences = arm_tables(tuned, settings)
     except UserError as error:
         return [Section("arms", TITLE, QUESTION, source, pd.DataFrame(), None, (str(error),))]
