@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from chessrl.corpus import game_moves
 from chessrl.describe_figures import Section, bars_figure, histogram_figure
 from chessrl.games import read_games
 from chessrl.pgn_blocks import TIME_CLASSES, GameFilters
 from chessrl.phases import PHASES, phase_of
-from chessrl.position_keys import line_keys, moves_of_plies
+from chessrl.position_keys import line_keys
 from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport
 
@@ -43,7 +44,7 @@ def pgn_sections(path: Path, sample: int, puzzles: Sequence[Puzzle]) -> list[Sec
         rows.append(("all", len(game.ply_ends), game.result, game.time_class, game.white_elo, game.black_elo, digest, len(game.tokens)))
         if phases.wants_more() or puzzles:
             fen = game.start_fen or chess.STARTING_FEN
-            moves = moves_of_plies(game.plies, white_first=fen.split()[1] == "w")
+            moves = game_moves(game)
             phases.add("all", fen, moves)
             meetings.add("all", line_keys(fen, moves) if puzzles else [])
     columns = ["split", "plies", "result", "time_class", "white_elo", "black_elo", "digest", "tokens"]

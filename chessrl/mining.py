@@ -21,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from chessrl.command import parse_settings, run_command
+from chessrl.corpus import game_moves
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError, make_folder
 from chessrl.games import Game, read_games
@@ -30,7 +31,6 @@ from chessrl.mining_search import GameResult, MinedGame, MiningRules, Unscorable
 from chessrl.mining_store import MiningStore
 from chessrl.mining_table import write_lichess_csv
 from chessrl.pgn_blocks import TIME_CLASSES, GameFilters
-from chessrl.position_keys import moves_of_plies
 from chessrl.puzzles import BINS, Puzzle, save_puzzles
 from chessrl.signals import Interrupted, stop_signals
 from chessrl.sources import ReadReport
@@ -161,7 +161,7 @@ def _games_to_search(settings: MiningSettings, done: set[int]) -> Iterator[tuple
     """(place, game) of the games without a result; None for one with the moves of an earlier one."""
     seen: set[bytes] = set()
     for place, game in zip(count(), settings.read(ReadReport())):
-        moves = tuple(moves_of_plies(game.plies, white_first=game.start_fen is None or game.start_fen.split()[1] == "w"))
+        moves = tuple(game_moves(game))
         digest = _digest(game, moves)
         if place not in done:
             on_lichess = _LICHESS_GAME.search(game.site)
