@@ -43,6 +43,7 @@ class CurveSection:
 
 
 SMOOTHED = f"Lines are running means over {tables.SMOOTHING_SHARE:.0%} of the logged steps, drawn over the pale logged values."
+NO_PARTS = {"reward/oracle", "reward/gap"}  # below "reward/", but audits of the whole reward
 CURVES = (
     CurveSection(
         "loss_pretrain", "Pretraining loss",
@@ -165,7 +166,7 @@ def _expand(metrics: dict[str, str], runs: Sequence[Run]) -> dict[str, str]:
     expanded: dict[str, str] = {}
     for metric, name in metrics.items():
         prefix = metric.removesuffix("*")
-        below = sorted({logged for run in runs for logged in run.metrics if prefix != metric and logged.startswith(prefix)})
+        below = sorted({logged for run in runs for logged in run.metrics if prefix != metric and logged.startswith(prefix)} - NO_PARTS)
         if len(below) != 1:
             expanded |= {logged: logged.removeprefix(prefix) for logged in below} or {metric: name}
     return expanded

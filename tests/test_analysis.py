@@ -277,6 +277,13 @@ def test_reward_section_says_which_bins_are_validated_and_draws_one_part_once(
     assert several.figure.axes[1].get_ylim()[0] == -0.5  # a penalty is not cut off
 
 
+def test_the_oracle_and_its_gap_are_no_parts_of_the_reward(built: list[Path], tmp_path: Path) -> None:
+    rl = copy_unevaluated(built[0], tmp_path)
+    lines = [json.loads(line) | {"reward/oracle": 0.4, "reward/gap": 0.0} for line in (rl / "metrics.jsonl").read_text().splitlines()]
+    (rl / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [axes.get_ylabel() for axes in sections_of([rl])["reward"].figure.axes] == ["reward", "validation pass@1\n(B1, B2 only)"]
+
+
 def test_clipped_tokens_that_cannot_be_are_explained_and_drawn_from_zero(
     built: list[Path], sections: dict[str, Section], tmp_path: Path
 ) -> None:
