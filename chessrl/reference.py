@@ -74,7 +74,9 @@ def _written(value: Any) -> str:
         return "null"
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return "{}" if isinstance(value, dict) else "(empty)" if value == "" else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return "{}" if isinstance(value, dict) else "(empty)" if value == "" else str(value)
 
 
 def _allowed(path: str, kind: type) -> str:
