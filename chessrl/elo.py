@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,9 +28,10 @@ from chessrl.checkpoint import write_json
 from chessrl.command import parse_settings, run_command
 from chessrl.endgame_positions import GAME_WEIGHTS, random_position
 from chessrl.engine import find_stockfish
+from chessrl.engine_labels import position_key
 from chessrl.errors import UserError, make_folder
 from chessrl.lock import Lock
-from chessrl.player import ENDGAME_MEN, PlaySettings, choose_move, open_policy
+from chessrl.player import ENDGAME_MEN, Choice, PlaySettings, choose_move, open_policy
 from chessrl.signals import die_with_parent
 from chessrl.statistics import LEVEL, bootstrap_means, wilson_interval
 
@@ -93,7 +94,7 @@ def elo_of_score(score: float) -> float:
     """Elo difference d with 1 / (1 + 10^(-d / 400)) = score: infinite at 0 and 1."""
     if score <= 0 or score >= 1:
         return -math.inf if score <= 0 else math.inf
-    return -400 * math.log10(1 / score - 1)
+    return 400 * math.log10(score / (1 - score))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +229,16 @@ def play_match(settings: EloSettings, folder: Path) -> dict[str, Any]:
     """Play what is left of the match in ``folder`` and write its result, which is returned."""
     model, knowledge = open_policy(Path(settings.model), settings.state, settings.protocol)
     begun = starts(settings, knowledge.men)
-    play = PlaySettings(knowledge.protocols[0], settings.temperature, settings.seed, settings.thinking_budget)
     with open_opponent(settings) as opponent:
         games = _begin(settings, folder, knowledge.name, opponent.name, begun)
         with tqdm(total=settings.games, initial=len(games), desc="games", unit="game") as bar:
             for number in range(len(games), settings.games):
-                seeded = PlaySettings(play.protocol, play.temperature, play.seed * 1_000_003 + number, play.thinking_budget)
-                board = board_of(begun[number // 2])
-                colour = chess.WHITE if number % 2 == 0 else chess.BLACK
-                plies = len(board.move_stack)
-                masses = []
-                while len(board.move_stack) - plies < settings.most_plies and not board.is_game_over(claim_draw=True):
-                    if board.turn == colour:
-                        choice = choose_move(model, knowledge, board, seeded)
-                        masses.append(choice.legal_mass)
-                        board.push(choice.move)
-                    else:
-                        board.push(opponent.play(board, number))
-                games.append(_finished(number, begun[number // 2], colour, board, plies, masses))
+                play = PlaySettings(knowledge.protocols[0], settings.temperature, settings.seed * 1_000_003 + number, settings.thinking_budget)
+
+                def policy(board: chess.Board, play: PlaySettings = play) -> Choice:
+                    return choose_move(model, knowledge, board, play)
+
+                games.append(play_game(number, begun[number // 2], policy, opponent, settings.most_plies))
                 with (folder / GAMES_FILE).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(games[-1])) + "\n")
                 bar.update()
@@ -254,13 +247,37 @@ def play_match(settings: EloSettings, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _finished(number: int, start: str, colour: chess.Color, board: chess.Board, plies: int, masses: Sequence[float]) -> Game:
-    outcome = board.outcome(claim_draw=True)
-    score = 0.5 if outcome is None or outcome.winner is None else float(outcome.winner == colour)
-    ending = "length" if outcome is None else outcome.termination.name.lower()
-    moves = " ".join(move.uci() for move in board.move_stack[plies:])
+def play_game(number: int, start: str, policy: Callable[[chess.Board], Choice], opponent: Opponent, most_plies: int) -> Game:
+    """One game; the policy has White in even numbers."""
+    board = board_of(start)
+    colour = chess.WHITE if number % 2 == 0 else chess.BLACK
+    first = len(board.move_stack)
+    seen = Counter([position_key(board)])
+    masses = []
+    while not (ending := _ending(board, seen, len(board.move_stack) - first >= most_plies)):
+        if board.turn == colour:
+            choice = policy(board)
+            masses.append(choice.legal_mass)
+            board.push(choice.move)
+        else:
+            board.push(opponent.play(board, number))
+        seen[position_key(board)] += 1
+    score = 0.5 if ending != "checkmate" else float(board.turn != colour)
+    moves = " ".join(move.uci() for move in board.move_stack[first:])
     mean_mass = float(np.mean(masses)) if masses else float("nan")
     return Game(number, start, chess.COLOR_NAMES[colour], score, ending, moves, len(masses), mean_mass)
+
+
+def _ending(board: chess.Board, seen: Counter[str], too_long: bool) -> str:
+    """Why the game is over, "" while it is not. Repetition is counted here: python-chess plays the whole game back at every ask."""
+    outcome = board.outcome()
+    if outcome is not None:
+        return outcome.termination.name.lower()
+    if seen[position_key(board)] >= 3:
+        return "threefold_repetition"
+    if board.halfmove_clock >= 100:
+        return "fifty_moves"
+    return "length" if too_long else ""
 
 
 def _begin(settings: EloSettings, folder: Path, policy: str, opponent: str, begun: Sequence[str]) -> list[Game]:
