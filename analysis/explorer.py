@@ -66,26 +66,22 @@ class Transition:
 # ---- reading ----------------------------------------------------------------------------------------------------------------------------
 
 
-def read_policies(runs: Sequence[Run], split: str = "") -> list[MeasuredPolicy]:
-    """The measured policies on one split (the one that most are measured on, unless given): of a run and step the one with most puzzles."""
-    measured = [
-        (run, evaluation) for run in runs for evaluation in run.evaluations if (evaluation.folder / "policy.parquet").is_file()
-    ]
-    if not measured:
-        return []
+def measured_evaluations(runs: Sequence[Run], split: str = "") -> list[tuple[str, Run, Evaluation]]:
+    """Evaluations with a measured policy and their labels: one split (that of most of them, unless given), of a run and step the one with most
+    puzzles; in the order of the runs, then by step."""
+    measured = [(run, evaluation) for run in runs for evaluation in run.evaluations if (evaluation.folder / "policy.parquet").is_file()]
     splits = [str(evaluation.labels["split"]) for _, evaluation in measured]
-    chosen = split or min(splits, key=lambda name: (-splits.count(name), SPLITS.index(name) if name in SPLITS else len(SPLITS), name))
+    chosen = split or min(splits, key=lambda name: (-splits.count(name), SPLITS.index(name) if name in SPLITS else len(SPLITS), name), default="")
     found: dict[tuple[str, int], tuple[Run, Evaluation]] = {}
     for run, evaluation in sorted(measured, key=lambda item: (item[1].n_puzzles, item[1].n_samples, item[1].folder.name)):
         if evaluation.labels["split"] == chosen:
             found[run.run_id, int(evaluation.labels["step"])] = run, evaluation
     of_run = [run for run, _ in found]
     order = {run.run_id: place for place, run in enumerate(runs)}
-    policies = []
-    for (run_id, step), (run, evaluation) in sorted(found.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        label = f"{run.label} step {step}" if of_run.count(run_id) > 1 else run.label
-        policies.append(MeasuredPolicy(label, run, evaluation, state_policies(evaluation.policy())))
-    return policies
+    ordered = sorted(found.items(), key=lambda item: (order[item[0][0]], item[0][1]))
+    return [
+        (f"{run.label} step {step}" if of_run.count(run_id) > 1 else run.label, run, evaluation) for (run_id, step), (run, evaluation) in ordered
+    ]
 
 
 def state_policies(table: pd.DataFrame) -> dict[State, StatePolicy]:
@@ -154,10 +150,11 @@ class Explorer:
     """Policies, their transitions and the puzzles behind them. Raises UserError where no policy was measured."""
 
     def __init__(self, runs: Sequence[Run], split: str = "") -> None:
-        self.policies = read_policies(runs, split)
-        if not self.policies:
+        measured = measured_evaluations(runs, split)
+        if not measured:
             on = f" on split {split}" if split else ""
             raise UserError(f"runs: no evaluation holds a measured policy (policy.parquet){on}; make one with {HOW_TO_MEASURE}")
+        self.policies = [MeasuredPolicy(label, run, evaluation, state_policies(evaluation.policy())) for label, run, evaluation in measured]
         self.split = str(self.policies[0].evaluation.labels["split"])
         table = load_puzzles(self.policies[0].run, self.split)
         asked = {puzzle for policy in self.policies for puzzle, _ in policy.states}

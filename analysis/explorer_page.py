@@ -147,7 +147,7 @@ STYLE
 <p id="count" role="status"></p>
 <ul id="list" role="listbox" tabindex="0" aria-label="Puzzles"></ul>
 </div>
-<div id="puzzle" aria-live="polite"></div>
+<div id="puzzle"></div>
 </main>
 <script>
 SCRIPT
@@ -182,7 +182,7 @@ function list() {
     item.onclick = () => show(place);
     return item;
   }));
-  part("count").textContent = shown.length + " of " + puzzles.length + " puzzles";
+  part("count").textContent = `none of ${puzzles.length} puzzles fits`;
   at = -1;
   const place = shown.findIndex((puzzle) => puzzle.id === kept);
   if (shown.length) show(Math.max(place, 0));
@@ -198,6 +198,7 @@ async function show(place) {
   item.setAttribute("aria-selected", "true");
   list.setAttribute("aria-activedescendant", item.id);
   list.scrollTop = Math.min(Math.max(list.scrollTop, item.offsetTop + item.offsetHeight - list.clientHeight), item.offsetTop);
+  part("count").textContent = `${id}, ${at + 1} of ${shown.length} puzzles` + (shown.length < puzzles.length ? ` (${puzzles.length} in all)` : "");
   history.replaceState(null, "", "#" + encodeURIComponent(id));
   const answer = await fetch("puzzle.json?id=" + encodeURIComponent(id));
   const puzzle = await answer.json();
