@@ -16,7 +16,8 @@ import chess.svg
 SHOWN_MOVES = 6  # bars
 ARROWS = 3
 SOLVING, OTHER = "#0072b2", "#d55e00"
-FAINTEST = 0x40  # opacity of an arrow of probability 0, of 0xff
+BOARD = {"square light": "#f7f7f7", "square dark": "#cfd8dc", "margin": "#ffffff", "coord": "#444444"}  # pale, so that arrows show
+FAINTEST = 0x50  # opacity of an arrow of probability 0, of 0xff
 
 STYLE = """
 .puzzle h3 { font-size: 1.05rem; margin: 1rem 0 .2rem; } .puzzle h4 { font-size: .9rem; margin: .8rem 0 .2rem; }
@@ -83,7 +84,7 @@ def _board(board: chess.Board, moves: Sequence[Mapping[str, Any]]) -> str:
         opacity = FAINTEST + round(move["probability"] * (0xFF - FAINTEST))
         parsed = chess.Move.from_uci(move["uci"])
         arrows.append(chess.svg.Arrow(parsed.from_square, parsed.to_square, color=f"{SOLVING if move['solves'] else OTHER}{opacity:02x}"))
-    return chess.svg.board(board, arrows=arrows, orientation=board.turn)
+    return chess.svg.board(board, arrows=arrows, orientation=board.turn, colors=BOARD)
 
 
 def _bar(name: str, share: float, solves: bool, kind: str = "") -> str:
@@ -135,7 +136,7 @@ STYLE
 </head>
 <body>
 <h1>Puzzle explorer</h1>
-<p class="help">← → earlier and later puzzle · f filters · l list (↑ ↓ Home End) · SUMMARY</p>
+<p class="help">← → earlier and later puzzle · f filters · l list (↑ ↓ Home End) · blue and ✓: solves · SUMMARY</p>
 <main>
 <div>
 <form aria-label="Filters">
