@@ -15,6 +15,8 @@ from typing import Any
 import chess
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as parquet
+from pyarrow import compute
 
 from analysis.read import Evaluation, Run
 from analysis.sharpening import CATEGORIES, categories, ground_truth, js_divergence
@@ -84,20 +86,29 @@ def measured_evaluations(runs: Sequence[Run], split: str = "") -> list[tuple[str
     ]
 
 
-def state_policies(table: pd.DataFrame) -> dict[State, StatePolicy]:
-    """Marginal policies of every state of a policy table (chessrl.policy.POLICY_COLUMNS)."""
+def state_policies(path: Path) -> dict[State, StatePolicy]:
+    """Marginal policies of every state of a policy.parquet (chessrl.policy.POLICY_COLUMNS). Read column by column: as rows of Python lists a
+    table of a hundred traces per state would take gigabytes."""
+    columns = ["puzzle", "decision", "trace", "logprobs", "moves", "solution", "solving"]
+    table = parquet.read_table(path, columns=columns).sort_by([(name, "ascending") for name in columns[:3]])
+    names, numbers = table["puzzle"].to_numpy(), table["decision"].to_numpy()
+    new = np.ones(len(table), bool)
+    new[1:] = (names[1:] != names[:-1]) | (numbers[1:] != numbers[:-1])
+    starts = np.flatnonzero(new)
+    scores = table["logprobs"].combine_chunks().flatten().to_numpy().astype(np.float64)
+    places = np.concatenate([[0], np.cumsum(compute.list_value_length(table["logprobs"]).to_numpy())])
+    firsts = table.select(["moves", "solution", "solving"]).take(starts).to_pylist()
     states = {}
-    for (puzzle, decision), rows in table.groupby(["puzzle", "decision"], sort=False):
-        scores = np.stack(rows["logprobs"].tolist()).astype(np.float64)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        first = rows.iloc[0]
-        states[str(puzzle), int(decision)] = StatePolicy(
+    for first, start, end in zip(firsts, starts, [*starts[1:], len(table)]):
+        own = scores[places[start] : places[end]].reshape(end - start, -1)  # (traces, moves)
+        weights = np.exp(own - own.max(1, keepdims=True))
+        states[str(names[start]), int(numbers[start])] = StatePolicy(
             moves=tuple(first["moves"]),
             probabilities=(weights / weights.sum(1, keepdims=True)).mean(0),
-            solution=int(first["solution"]),
-            solving=tuple(int(place) for place in first["solving"]),
-            legal_mass=float(np.exp(scores).sum(1).mean()),
-            traces=len(rows),
+            solution=first["solution"],
+            solving=tuple(first["solving"]),
+            legal_mass=float(np.exp(own).sum(1).mean()),
+            traces=len(own),
         )
     return states
 
@@ -154,7 +165,9 @@ class Explorer:
         if not measured:
             on = f" on split {split}" if split else ""
             raise UserError(f"runs: no evaluation holds a measured policy (policy.parquet){on}; make one with {HOW_TO_MEASURE}")
-        self.policies = [MeasuredPolicy(label, run, evaluation, state_policies(evaluation.policy())) for label, run, evaluation in measured]
+        self.policies = [
+            MeasuredPolicy(label, run, evaluation, state_policies(evaluation.folder / "policy.parquet")) for label, run, evaluation in measured
+        ]
         self.split = str(self.policies[0].evaluation.labels["split"])
         table = load_puzzles(self.policies[0].run, self.split)
         asked = {puzzle for policy in self.policies for puzzle, _ in policy.states}

@@ -31,6 +31,7 @@ STYLE = """
 .tree, .tree ul { list-style: none; margin: 0; padding-left: .9rem; border-left: 1px solid #bbb; font-size: .8rem; }
 .tree { border: 0; padding: 0; } .tree .line { font-weight: 700; color: #0072b2; } .trace { margin: .3rem 0; }
 .trace summary { cursor: pointer; font-size: .8rem; }
+@media print { .stage { break-inside: avoid; } }
 """
 
 

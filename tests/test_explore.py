@@ -158,7 +158,7 @@ def get(address: tuple[str, int], path: str, **headers: str):
 # ---- numbers ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_is_the_mean_over_traces_of_each_traces_own_softmax():
+def test_a_policy_is_the_mean_over_traces_of_each_traces_own_softmax(tmp_path):
     scores = [[0.0, np.log(3)], [np.log(0.5), np.log(0.5)]]
     table = pd.DataFrame(
         [
@@ -166,7 +166,12 @@ def test_a_policy_is_the_mean_over_traces_of_each_traces_own_softmax():
             for trace, row in enumerate(scores)
         ]
     )
-    [policy] = state_policies(table).values()
+    other = {"puzzle": "b", "decision": 0, "trace": 0, "moves": ["h1h2"] * 3, "logprobs": [0.0] * 3, "solution": 0, "solving": [0, 2]}
+    foreign = pd.DataFrame([other])
+    pd.concat([table[:1], foreign, table[1:]]).to_parquet(tmp_path / "policy.parquet")  # the rows of a state need not stand together
+    states = state_policies(tmp_path / "policy.parquet")
+    policy = states["a", 0]
+    assert states["b", 0].probabilities == pytest.approx([1 / 3] * 3) and states["b", 0].solving == (0, 2)
     assert policy.probabilities == pytest.approx([(0.25 + 0.5) / 2, (0.75 + 0.5) / 2])
     assert policy.legal_mass == pytest.approx((4 + 1) / 2)
     assert (policy.traces, policy.moves, policy.solving) == (2, ("a1a2", "a1a3"), (1,))
