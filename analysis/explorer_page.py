@@ -16,7 +16,7 @@ import chess.svg
 SHOWN_MOVES = 6  # bars
 ARROWS = 3
 SOLVING, OTHER = "#0072b2", "#d55e00"
-BOARD = {"square light": "#f7f7f7", "square dark": "#cfd8dc", "margin": "#ffffff", "coord": "#444444"}  # pale, so that arrows show
+BOARD = {"square light": "#f4f6f7", "square dark": "#cfd8dc"}  # pale, so that arrows show
 FAINTEST = 0x50  # opacity of an arrow of probability 0, of 0xff
 
 STYLE = """
@@ -85,7 +85,19 @@ def _board(board: chess.Board, moves: Sequence[Mapping[str, Any]]) -> str:
         opacity = FAINTEST + round(move["probability"] * (0xFF - FAINTEST))
         parsed = chess.Move.from_uci(move["uci"])
         arrows.append(chess.svg.Arrow(parsed.from_square, parsed.to_square, color=f"{SOLVING if move['solves'] else OTHER}{opacity:02x}"))
-    return chess.svg.board(board, arrows=arrows, orientation=board.turn, colors=BOARD)
+    drawn = chess.svg.board(board, arrows=arrows, orientation=board.turn, colors=BOARD, coordinates=False)
+    return drawn.removesuffix("</svg>") + _coordinates(board.turn) + "</svg>"
+
+
+def _coordinates(orientation: chess.Color) -> str:
+    """Letters and numbers in the squares at the edge, as text: python-chess draws them as paths, which are two thirds of its board."""
+    size = chess.svg.SQUARE_SIZE
+    white = orientation == chess.WHITE
+    files = chess.FILE_NAMES if white else chess.FILE_NAMES[::-1]
+    ranks = chess.RANK_NAMES[::-1] if white else chess.RANK_NAMES
+    texts = [f'<text x="{size * place + 35}" y="{8 * size - 3}">{name}</text>' for place, name in enumerate(files)]
+    texts += [f'<text x="2" y="{size * place + 12}">{name}</text>' for place, name in enumerate(ranks)]
+    return f'<g font-family="sans-serif" font-size="12" fill="#455a64">{"".join(texts)}</g>'
 
 
 def _bar(name: str, share: float, solves: bool, kind: str = "") -> str:

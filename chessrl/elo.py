@@ -78,7 +78,7 @@ class Game:
     ending: str
     moves: str  # UCI, space-separated, from ``start``
     policy_moves: int
-    legal_mass: float  # mean over the policy's moves
+    legal_mass: float | None  # mean over the policy's moves; None where it was asked for none
 
 
 class Opponent(Protocol):
@@ -151,9 +151,13 @@ class LimitedStockfish:
     name: str
 
     def play(self, board: chess.Board, game: int) -> chess.Move:
-        move = self.process.play(board, chess.engine.Limit(nodes=self.nodes), game=game).move
+        """Raises UserError where the engine fails: what was played is kept."""
+        try:
+            move = self.process.play(board, chess.engine.Limit(nodes=self.nodes), game=game).move
+        except chess.engine.EngineError as error:
+            raise UserError(f"engine {self.name} failed ({error}): the same command goes on with game {game}; set engine= to another one") from None
         if move is None:
-            raise chess.engine.EngineError(f"no move in {board.fen()}")
+            raise UserError(f"engine {self.name} has no move in {board.fen()}: set engine= to another one")
         return move
 
 
@@ -175,7 +179,8 @@ def open_opponent(settings: EloSettings) -> Iterator[Opponent]:
             has = f"{known.min} to {known.max}" if known else "no such option"
             raise UserError(f"level={settings.level}: {process.id['name']} has {option} {has}")
         limited = {"UCI_LimitStrength": True} if kind == "elo" else {}
-        process.configure({"Threads": 1, "Hash": 1, option: int(number), **limited})
+        common = {name: 1 for name in ("Threads", "Hash") if name in process.options}
+        process.configure({**common, option: int(number), **limited})
         yield LimitedStockfish(process, settings.nodes, f"{process.id['name']} {option} {number} at {settings.nodes:,} nodes")
 
 
@@ -253,19 +258,20 @@ def play_game(number: int, start: str, policy: Callable[[chess.Board], Choice], 
     colour = chess.WHITE if number % 2 == 0 else chess.BLACK
     first = len(board.move_stack)
     seen = Counter([position_key(board)])
-    masses = []
+    masses: list[float] = []
+    policy_moves = 0
     while not (ending := _ending(board, seen, len(board.move_stack) - first >= most_plies)):
         if board.turn == colour:
             choice = policy(board)
-            masses.append(choice.legal_mass)
+            policy_moves += 1
+            masses += [] if math.isnan(choice.legal_mass) else [choice.legal_mass]
             board.push(choice.move)
         else:
             board.push(opponent.play(board, number))
         seen[position_key(board)] += 1
     score = 0.5 if ending != "checkmate" else float(board.turn != colour)
     moves = " ".join(move.uci() for move in board.move_stack[first:])
-    mean_mass = float(np.mean(masses)) if masses else float("nan")
-    return Game(number, start, chess.COLOR_NAMES[colour], score, ending, moves, len(masses), mean_mass)
+    return Game(number, start, chess.COLOR_NAMES[colour], score, ending, moves, policy_moves, float(np.mean(masses)) if masses else None)
 
 
 def _ending(board: chess.Board, seen: Counter[str], too_long: bool) -> str:
@@ -309,7 +315,7 @@ def _weights_hash(path: Path) -> str:
 def _result(settings: EloSettings, policy: str, opponent: str, games: Sequence[Game]) -> dict[str, Any]:
     scores = np.array([game.score for game in games])
     found = estimate(scores.reshape(-1, 2).mean(1), settings.seed)
-    masses = [game.legal_mass for game in games if game.policy_moves]
+    masses = [game.legal_mass for game in games if game.legal_mass is not None]
     return {
         "policy": policy,
         "opponent": opponent,

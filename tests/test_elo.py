@@ -144,3 +144,16 @@ def test_levels_that_stockfish_lacks_are_named(run):
     with open_opponent(EloSettings(str(run), "x", level="skill:0", nodes=100)) as opponent:
         board = chess.Board("8/8/8/4k3/8/8/8/KR6 w - - 0 1")
         assert board.is_legal(opponent.play(board, 0)) and "Skill Level 0" in opponent.name
+
+
+def test_an_engine_that_dies_is_one_line_and_keeps_the_games(run, tmp_path):
+    program = tmp_path / "engine"
+    program.write_text(
+        "#!/bin/sh\nwhile read -r word rest; do case $word in\n"
+        "uci) echo id name Fragile; echo option name Skill Level type spin default 0 min 0 max 20; echo uciok;;\n"
+        "isready) echo readyok;; go) exit 3;; esac; done\n"
+    )
+    program.chmod(0o755)
+    with pytest.raises(UserError, match=r"Fragile Skill Level 0 .* goes on with game 0"):
+        play_match(EloSettings(str(run), str(tmp_path), level="skill:0", games=2, engine=str(program)), tmp_path)
+    assert not (tmp_path / "games.jsonl").exists()

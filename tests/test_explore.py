@@ -9,10 +9,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import quote
 
+import chess
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import explorer_page
 from analysis.explore import ExploreSettings, make_server
 from analysis.explorer import Explorer, MeasuredPolicy, StatePolicy, Transition, state_policies, transitions
 from analysis.explorer_page import puzzle_html
@@ -282,6 +284,18 @@ def test_text_of_the_tables_is_no_html(explorer, puzzles):
     evil = "<img src=x onerror=alert(1)>"
     html = puzzle_html(record | {"id": evil, "bin": evil, "themes": [evil], "compared": [evil]})
     assert "<img" not in html and "&lt;img" in html
+
+
+def test_the_boards_coordinates_name_the_squares_under_them(puzzles):
+    """The square that a coordinate is written on, by where python-chess puts a piece on it."""
+    for turn in ("w", "b"):
+        board = chess.Board(f"8/8/8/8/8/8/8/Kk6 {turn} - - 0 1")
+        svg = explorer_page._board(board, [])
+        king = [int(number) for number in re.search(r'#white-king" transform="translate\((\d+), (\d+)\)', svg).groups()]  # on a1
+        [[x, y]] = re.findall(r'<text x="(\d+)" y="(\d+)">a</text>', svg)
+        assert king[0] <= int(x) < king[0] + 45 and int(y) // 45 == 7
+        [[x, y]] = re.findall(r'<text x="(\d+)" y="(\d+)">1</text>', svg)
+        assert king[1] <= int(y) < king[1] + 45 and int(x) // 45 == 0
 
 
 def test_a_list_of_runs_is_read_with_and_without_brackets():
