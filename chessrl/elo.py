@@ -33,7 +33,7 @@ from chessrl.errors import UserError, make_folder
 from chessrl.lock import Lock
 from chessrl.player import ENDGAME_MEN, Choice, PlaySettings, choose_move, open_policy
 from chessrl.signals import die_with_parent
-from chessrl.statistics import LEVEL, bootstrap_means, wilson_interval
+from chessrl.statistics import LEVEL, bootstrap_means
 
 GAMES_FILE, SETTINGS_FILE, RESULT_FILE = "games.jsonl", "match.json", "elo.json"
 LEVELS = "elo:N (UCI_Elo), skill:N (Skill Level 0 to 20) or random (a uniform legal move)"
@@ -122,8 +122,6 @@ def estimate(pairs: np.ndarray, seed: int = 0) -> Estimate:
     Where all pairs are equal or few, Wilson's interval with as many trials as pairs. Raises ValueError without a pair.
     """
     score, low, high = bootstrap_means(pairs[:, None], np.random.default_rng(seed))[0]
-    if score in (0.0, 1.0):
-        low, high = wilson_interval(float(pairs.sum()), len(pairs))
     return Estimate(score, low, high, elo_of_score(score), elo_of_score(low), elo_of_score(high))
 
 
