@@ -16,7 +16,7 @@ import pytest
 
 from analysis import explorer_page
 from analysis.explore import ExploreSettings, make_server
-from analysis.explorer import Explorer, MeasuredPolicy, StatePolicy, Transition, state_policies, transitions
+from analysis.explorer import Explorer, MeasuredPolicy, StatePolicy, Transition, _tree_record, state_policies, transitions
 from analysis.explorer_page import puzzle_html
 from analysis.explorer_sections import explorer_sections
 from analysis.read import read_runs
@@ -217,6 +217,17 @@ def test_a_puzzles_record_agrees_with_the_tables(explorer, puzzles):
     first = trace["tree"][0]
     assert (first["san"], first["line"], first["below"]) == (board.san(solution), True, [])
     assert (len(trace["tree"]), trace["faults"], trace["closed"]) == (2, {"malformed": 1}, True)
+
+
+def test_the_line_is_marked_in_a_tree_as_long_as_it_is_followed():
+    board = chess.Board("k7/8/8/8/8/8/8/K6R w - - 0 1")
+    up, over, king, back = (chess.Move.from_uci(move) for move in ("h1h7", "h1g1", "a8b8", "h7h1"))
+    tree = {up: {king: {back: {}}}, over: {king: {}}}
+    [on, off] = _tree_record(board, tree, (up, king))
+    assert (on["san"], on["line"], on["below"][0]["san"], on["below"][0]["line"]) == ("Rh7", True, "Kb8", True)
+    assert on["below"][0]["below"] == [{"san": "Rh1", "line": False, "below": []}]  # beyond the line's end
+    assert (off["line"], off["below"]) == (False, [{"san": "Kb8", "line": False, "below": []}])  # the line's reply to another move
+    assert board.fen().startswith("k7/8/8/8/8/8/8/K6R")
 
 
 def test_a_run_without_a_measured_policy_says_how_to_measure_one(runs, tmp_path):
