@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis import tables
 from analysis.arms import arm_sections
+from analysis.explorer_sections import explorer_sections
 from analysis.read import Run, read_runs
 from analysis.sections import Section, build_sections
 from analysis.tabular import tabular_sections
@@ -73,7 +74,7 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     """
     read = read_runs(runs)
     selection = tables.select_evaluations(read)
-    sections = [*build_sections(read, selection, seed), *arm_sections(read, selection.split, seed)]
+    sections = [*build_sections(read, selection, seed), *arm_sections(read, selection.split, seed), *explorer_sections(read)]
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for kind in ("passk", "rates"):
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
@@ -143,6 +144,8 @@ def _section_block(section: Section, out: Path, command: str) -> str:
     else:
         for suffix in ("png", "pdf"):
             (out / "figures" / f"{section.name}.{suffix}").unlink(missing_ok=True)
+    if section.html:
+        parts.append(section.html)
     _write_table(section.table, out / "tables" / f"{section.name}.csv")
     if len(section.table):
         parts.append(_table_block(section))

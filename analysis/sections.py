@@ -16,7 +16,7 @@ NO_EVALUATION = "No evaluation was found in these runs, so the figure is left ou
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`name` is the stem of its files; `table` may be empty, `figure` absent: the notes then say why."""
+    """`name` is the stem of its files; `table` may be empty, `figure` absent: the notes then say why. `html` is shown as it is."""
 
     name: str
     title: str
@@ -25,6 +25,7 @@ class Section:
     table: pd.DataFrame
     figure: Figure | None = None
     notes: tuple[str, ...] = field(default=())
+    html: str = ""
 
 
 @dataclass(frozen=True, slots=True)

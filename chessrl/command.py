@@ -17,7 +17,8 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
-    """An instance of the dataclass ``settings`` from ``key=value`` words; fields are str, int, float, bool or tuple[str, ...] (commas).
+    """An instance of the dataclass ``settings`` from ``key=value`` words; fields are str, int, float, bool or tuple[str, ...] (commas, with
+    or without the brackets of a list).
 
     Raises UserError naming the word or key at fault and what was expected.
     """
@@ -39,7 +40,7 @@ def _convert(key: str, text: str, expected: type) -> object:
         if expected is bool:
             return _BOOLEANS[text.lower()]
         if expected == tuple[str, ...]:
-            return tuple(word for word in text.split(",") if word)
+            return tuple(word.strip() for word in text.removeprefix("[").removesuffix("]").split(",") if word.strip())
         return expected(text)
     except (KeyError, ValueError) as error:
         wanted = "true or false" if expected is bool else f"a value of type {expected.__name__}"

@@ -110,12 +110,19 @@ def first_moves(result: Rollout, protocol: str) -> list[str]:
 # ---- command ----------------------------------------------------------------------------------------------------------------------------
 
 
+def known_protocols(parent: dict[str, Any]) -> tuple[str, ...]:
+    """The protocols whose tokens the policy has seen, its own first."""
+    if parent["stage"] == "pretrain":
+        return ("game",)
+    return ("think", "answer") if parent.get("traces") else ("answer",)
+
+
 def protocol_of(asked: str, parent: dict[str, Any]) -> str:
     """``auto``: game for a pretrained policy, which never saw ``<call_env>``; else what the policy was trained with.
 
     Raises UserError for a protocol whose tokens the policy has never seen.
     """
-    known = {"pretrain": ("game",)}.get(parent["stage"], ("think", "answer") if parent.get("traces") else ("answer",))
+    known = known_protocols(parent)
     if asked == "auto":
         return known[0]
     if asked not in known:
