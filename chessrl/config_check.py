@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         *("over_mean", "whitened_returns", "gae"),
     ),
     "algorithm.ratio": ("token", "sequence", "cispo", "unclipped", "log_prob"),
-    "algorithm.kl": ("k3", "k2", "k1_reward"),
+    "algorithm.kl": ("k3", "k2", "k1_reward", "exact"),
     "algorithm.baseline": ("none", "greedy"),
     "algorithm.sampling": ("plain", "filter", "dynamic"),
     "evaluate.thinking": ("natural", "forced", "minimum"),
@@ -173,7 +173,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
     *("sft.tokens", "sft.context", "sft.patience", "sft.trace.budget"),
-    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
+    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "rl.flops", "budget.flops"),
     *(f"{stage}.optimizer.warmup_steps" for stage in STAGES),
 )
 ORDERED = (  # the first is at most the second
