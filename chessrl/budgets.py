@@ -3,9 +3,9 @@
 Conventions (science.md 0 and 11): pretraining costs 6NT; RL costs, per token of prompt and rollout, 2N for sampling, 2N for the reference and
 6N for each epoch. N is without embeddings. Fine-tuning is counted apart: a budget is shared between pretraining and RL alone.
 
-Where every RL step costs the same, RL's share becomes ``rl.steps`` and nothing else. It does not with dynamic sampling (how many groups must be drawn
-again?), labels (which of a step's puzzles are new?) and the exact KL (how many legal moves?): then ``rl.steps`` is the most that it can be, ``rl.tokens``
-or ``rl.flops`` stays beside it, and the run ends when another step would not fit into what is left.
+Where every RL step costs the same, RL's share becomes ``rl.steps`` and nothing else. It does not with dynamic sampling (how many groups must be
+drawn again?), labels (which of a step's puzzles are new?) and the exact KL (how many legal moves?): then ``rl.steps`` is the most that it can be,
+``rl.tokens`` or ``rl.flops`` stays beside it, and the run ends when another step would not fit into what is left.
 """
 
 from __future__ import annotations

@@ -369,6 +369,9 @@ class TabularConfig:
     smoothing: float = 1e-5  # under the root of the std
     inner_steps: int = 1000  # updates of one inner maximisation, by Adam
     inner_rate: float = 0.1
+    network: bool = neutral(False)  # beside every table the network of parent= (no traces) on the same puzzles of one decision, exact in every step
+    network_steps: int = neutral(60)  # its updates of one inner maximisation, at most
+    network_rate: float = neutral(3e-4)
     lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
     seed: int = 0  # prior and samples
 

@@ -158,6 +158,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "tabular.smoothing": (0, None),
     "tabular.inner_steps": (1, None),
     "tabular.inner_rate": (1e-9, None),
+    "tabular.network_steps": (1, None),
+    "tabular.network_rate": (1e-9, None),
     "tabular.lowest": (0, 1),
     **{
         f"{stage}.optimizer.{key}": bounds

@@ -76,7 +76,7 @@ def check(config: Config) -> None:
             f"processes, {distributed.size()}, since each takes whole groups"
         )
     if config.algorithm.kl == "exact" and config.rl.protocol == "think":
-        raise UserError("algorithm.kl=exact sums over legal moves, which a sampled trace comes before: take k3, k2 or k1_reward, or a parent of arm=none")
+        raise UserError("algorithm.kl=exact sums over legal moves, and traces come before them: take k3, k2, k1_reward, or a parent without traces")
     if config.algorithm.minibatches > config.rl.prompts:
         raise UserError(
             f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group"
