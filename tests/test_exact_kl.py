@@ -168,14 +168,10 @@ def test_a_run_trains_with_it_counts_its_passes_and_a_sampled_trace_is_refused(t
         flops[kind] = json.loads((directory / "summary.json").read_text())["flops"]
     assert "kl_exact" not in lines["k3"][0] and lines["exact"][1]["kl_exact"] > 0
     first = lines["exact"][0]["flops"] - lines["k3"][0]["flops"]  # the same episodes
-    passes = 2 * Cost.of(build_model_config(outputs)).parameters_without_embeddings * (1 + 3)
+    passes = 2 * Cost.of(tiny.config("rl", outputs).model).parameters_without_embeddings * (1 + 3)
     assert first > 0 and first % passes == 0
     with pytest.raises(UserError, match=r"algorithm\.kl=exact sums over legal moves"):
         tiny.start("rl", tiny.config("rl", outputs, *given, "rl.protocol=think", "algorithm.kl=exact"))
-
-
-def build_model_config(outputs):
-    return tiny.config("rl", outputs).model
 
 
 def test_it_is_zero_at_the_first_update(tiny_runs, tmp_path):
