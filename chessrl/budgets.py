@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chessrl.config import LABELLED_PARTS, AlgorithmConfig, Config, OptimizerConfig
+from chessrl.config_check import check_exact_kl
 from chessrl.errors import UserError
 from chessrl.model import Cost
 
@@ -150,6 +151,7 @@ def check_pipeline(config: Config) -> None:
             "says the corpus holds: lower it, or set pretrain.allow_repeats=true"
         )
     if "rl" in config.pipeline.stages:
+        check_exact_kl(config, config.sft.trace.enabled and config.rl.protocol != "answer")
         rl_steps(config, expected_sequence_tokens(config))
 
 

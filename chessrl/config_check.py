@@ -254,6 +254,12 @@ def check_values(config: Config) -> None:
         raise UserError(f"evaluate.ks={config.evaluate.ks}: expected different numbers from 1 to evaluate.samples={config.evaluate.samples}")
 
 
+def check_exact_kl(config: Config, thinks: bool) -> None:
+    """Refuse algorithm.kl=exact for a policy that samples traces."""
+    if config.algorithm.kl == "exact" and thinks:
+        raise UserError("algorithm.kl=exact sums over legal moves, and traces come before them: take k3, k2, k1_reward, or a parent without traces")
+
+
 def value_of(config: Config, path: str) -> Any:
     """The value at a dotted path."""
     value: Any = config

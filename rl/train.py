@@ -21,6 +21,7 @@ from tqdm import tqdm
 from chessrl import distributed, world
 from chessrl.budgets import resolve_rl, rl_passes
 from chessrl.config import AlgorithmConfig, Config, RlConfig
+from chessrl.config_check import check_exact_kl
 from chessrl.errors import UserError
 from chessrl.evaluate import protocol_of, sample_policy
 from chessrl.model import Cost, causal_pairs
@@ -75,8 +76,7 @@ def check(config: Config) -> None:
             f"rl.prompts={config.rl.prompts} and rl.validation_puzzles={config.rl.validation_puzzles}: expected at least the number of "
             f"processes, {distributed.size()}, since each takes whole groups"
         )
-    if config.algorithm.kl == "exact" and config.rl.protocol == "think":
-        raise UserError("algorithm.kl=exact sums over legal moves, and traces come before them: take k3, k2, k1_reward, or a parent without traces")
+    check_exact_kl(config, config.rl.protocol == "think")
     if config.algorithm.minibatches > config.rl.prompts:
         raise UserError(
             f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group"
