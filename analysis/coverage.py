@@ -1,7 +1,7 @@
 """Does RL extend what the policy can reach? pass@k curves against each other: crossover, Delta_SE, coverage cells, majority votes.
 
-Definitions: Yue et al., arXiv 2504.13837, section 3 (coverage, crossover); Chen et al., arXiv 2107.03374 (pass@k); DeepSeekMath, arXiv 2402.03300
-(maj@k). Arrays are per puzzle, in one order for both policies; the unit of resampling is the puzzle.
+Definitions: Yue et al., arXiv 2504.13837, section 3 (coverage, crossover); DeepSeekMath, arXiv 2402.03300 (maj@k).
+Arrays are per puzzle, in one order for both policies; the unit of resampling is the puzzle.
 """
 
 from __future__ import annotations
@@ -12,21 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from chessrl.statistics import LEVEL, RESAMPLES, pass_at_k
-from chessrl.theory_weights import pass_at_k_objective
+from chessrl.statistics import LEVEL, RESAMPLES
 
 CELLS = ("both", "base only", "RL only", "neither")
-
-
-def exact_pass_at_k(success: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """(puzzles, ks): 1 - (1 - p)^k of known success probabilities, stable for k up to 10^6 and p down to 10^-300.
-
-    Raises ValueError for a p outside [0, 1] (rounding above 1 is taken as 1) or a k below 1.
-    """
-    success, ks = np.asarray(success, np.float64), np.asarray(ks)
-    if (success < 0).any() or (success > 1 + 1e-6).any() or (ks < 1).any():
-        raise ValueError("exact pass@k needs probabilities in [0, 1] and k >= 1")
-    return pass_at_k_objective(np.minimum(success, 1.0)[:, None], ks)
 
 
 def excess_over(values: np.ndarray, floor: np.ndarray) -> np.ndarray:
@@ -91,24 +79,6 @@ def coverage_cells(base: np.ndarray, trained: np.ndarray) -> pd.DataFrame:
     a, b = np.asarray(base, np.float64), np.asarray(trained, np.float64)
     shares = [(a * b).mean(), (a * (1 - b)).mean(), ((1 - a) * b).mean(), ((1 - a) * (1 - b)).mean()]
     return pd.DataFrame({"cell": CELLS, "share": shares, "puzzles": np.array(shares) * len(a)})
-
-
-def newly_solved(base_solved: np.ndarray, base_samples: np.ndarray, trained: np.ndarray, k: int) -> dict[str, float]:
-    """Of the puzzles that ``k`` base samples left unsolved, the share that ``k`` samples of the trained policy solve, beside the null.
-
-    base_solved, base_samples (puzzles,): c of n >= 2k base samples; trained (puzzles,): pass@k of the trained policy. The null is what ``k``
-    further samples of the base itself would solve of them: E[first k fail, next k do not] = F(k) - F(2k), F the unbiased 1 - pass@k.
-    """
-    fails_k = 1 - pass_at_k(base_samples, base_solved, k)
-    fails_twice = 1 - pass_at_k(base_samples, base_solved, 2 * k)
-    unsolved = fails_k.sum()
-    if unsolved == 0:
-        return {"unsolved": 0.0, "newly_solved": float("nan"), "null": float("nan")}
-    return {
-        "unsolved": float(unsolved),
-        "newly_solved": float((fails_k * trained).sum() / unsolved),
-        "null": float((fails_k - fails_twice).sum() / unsolved),
-    }
 
 
 # ---- majority -----------------------------------------------------------------------------------------------------------------------------

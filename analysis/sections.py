@@ -44,7 +44,7 @@ class CurveSection:
 
 
 SMOOTHED = f"Lines are running means over {tables.SMOOTHING_SHARE:.0%} of the logged steps, drawn over the pale logged values."
-NO_PARTS = {"reward/oracle", "reward/gap"}  # below "reward/", but audits of the whole reward
+NO_PARTS = {"reward/verifier", "reward/oracle", "reward/gap"}  # below "reward/", but audits of the whole reward
 CURVES = (
     CurveSection(
         "loss_pretrain", "Pretraining loss",
@@ -73,6 +73,17 @@ CURVES = (
             Panel("reward", {"reward": "reward"}, from_zero=True),
             Panel("reward, by part", {"reward/*": ""}, from_zero=True),
             Panel("validation pass@1 ({rl_bins})", {"validation/pass_at_1": "validation pass@1"}, from_zero=True),
+        ),
+    ),
+    CurveSection(
+        "rl_verifier", "Verifier and oracle",
+        "Does the reward's verifier say what an oracle says that is never trained on? Share of a step's rollouts that each takes for solved, over "
+        "those that the verifier could tell, and their difference. The verifier is the reward's parts line and engine, or, where it has neither, "
+        "all of its parts as a share of the most that they pay. A gap that widens is a verifier that is being gamed.",
+        "rl", "step",
+        (
+            Panel("solved (share)", {"reward/verifier": "verifier", "reward/oracle": "oracle"}, from_zero=True),
+            Panel("verifier less oracle", {"reward/gap": "gap"}),
         ),
     ),
     CurveSection(
@@ -302,6 +313,7 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
             "evaluations/*/rates.csv", legal, lambda table: figures.bars_figure(table, "value", "legal samples", "policy"),
         ),
         _verifier_section(selection, seed),
+        curves["rl_verifier"],
         curves["rl_drift"],
         curves["rl_optimisation"],
         curves["rl_groups"],

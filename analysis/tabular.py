@@ -19,7 +19,8 @@ from analysis.sections import Section
 from chessrl.errors import UserError
 from chessrl.figure_style import WIDTH_INCHES, axes_grid, palette, series_legend, styled
 
-VARIANTS = {  # of the success recursion, in the figure's order
+NETWORK = ", network"  # ends the name of a variant whose inner maximisations moved a network
+VARIANTS = {  # of the success recursion, in the figure's order, each of tables and then of a network
     "std": "divided by the std,\nKL to the start",
     "groups": "groups of G samples",
     "no_std": "no std",
@@ -187,16 +188,28 @@ def _recursion_sections(run: Path, table: pd.DataFrame, suffix: str, notes: tupl
             f"success_recursion{suffix}", "GRPO's success recursion, predicted and measured",
             "Mean success of puzzles with like success at the start (colours), over outer iterations: the recursion of each puzzle from its own "
             "start (lines), and what gradient ascent reached (markers). Rows: GRPO by exact gradients; by sampled groups, predicted with the "
-            "weight of groups; without the division by the std; with the KL to the previous policy; with the forward KL.",
-            "success_recursion.csv", table, recursion_figure(table), notes,
+            "weight of groups; without the division by the std; with the KL to the previous policy; with the forward KL; of tables, and of a "
+            "network whose puzzles share their weights, over its legal moves and one outcome for anything else.",
+            "success_recursion.csv", table, recursion_figure(table), notes + convergence(table),
         )
     ]  # fmt: skip
+
+
+def convergence(table: pd.DataFrame) -> tuple[str, ...]:
+    """How near a network's inner maximisations came to their maximiser, by beta: the worst iteration's mean over puzzles."""
+    notes = []
+    for variant, rows in table[table["variant"].str.endswith(NETWORK) & (table["step"] > 0)].groupby("variant"):
+        away = rows.assign(total=rows["kl_to_maximiser"] * rows["puzzles"]).groupby(["beta", "step"])[["total", "puzzles"]].sum()
+        worst = (away["total"] / away["puzzles"]).groupby("beta").max()
+        values = ", ".join(f"{nats:.2g} (beta {beta:g})" for beta, nats in worst.items())
+        notes.append(f"{variant}: mean KL to the maximiser at the end of an inner maximisation, nats, of the worst iteration: {values}.")
+    return tuple(notes)
 
 
 @styled
 def recursion_figure(table: pd.DataFrame) -> Figure:
     """Predicted lines and measured markers over outer iterations; a row of panels per variant, a column per beta."""
-    variants = [name for name in VARIANTS if name in set(table["variant"])]
+    variants = [name for variant in VARIANTS for name in (variant, variant + NETWORK) if name in set(table["variant"])]
     betas, groups = sorted(table["beta"].unique()), list(dict.fromkeys(table["group"]))
     figure, grid = axes_grid(len(variants) * len(betas), len(betas), 1.35)
     colours = _ordered(len(groups))
@@ -224,7 +237,8 @@ def _recursion_axes(axes: Axes, variant: str, beta: float, *, first_row: bool, l
     if first_row:
         axes.set_title(f"beta = {beta:g}")
     if first_column:
-        axes.set_ylabel(VARIANTS[variant], fontsize=7.5)
+        label = VARIANTS[variant.removesuffix(NETWORK)]
+        axes.set_ylabel(f"{label},\nnetwork" if variant.endswith(NETWORK) else label, fontsize=7.5)
     if last_row:
         axes.set_xlabel("outer iteration")
     else:

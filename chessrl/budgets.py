@@ -2,6 +2,10 @@
 
 Conventions (science.md 0 and 11): pretraining costs 6NT; RL costs, per token of prompt and rollout, 2N for sampling, 2N for the reference and
 6N for each epoch. N is without embeddings. Fine-tuning is counted apart: a budget is shared between pretraining and RL alone.
+
+Where every RL step costs the same, RL's share becomes ``rl.steps`` and nothing else. It does not with dynamic sampling (how many groups must be
+drawn again?), labels (which of a step's puzzles are new?) and the exact KL (how many legal moves?): then ``rl.steps`` is the most that it can be,
+``rl.tokens`` or ``rl.flops`` stays beside it, and the run ends when another step would not fit into what is left.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chessrl.config import AlgorithmConfig, Config, OptimizerConfig
+from chessrl.config import LABELLED_PARTS, AlgorithmConfig, Config, OptimizerConfig
+from chessrl.config_check import check_exact_kl
 from chessrl.errors import UserError
 from chessrl.model import Cost
 
@@ -21,10 +26,22 @@ def rl_passes(algorithm: AlgorithmConfig) -> int:
     return 1 + 1 + (algorithm.advantage == "gae") + 3 * algorithm.epochs
 
 
+def rl_step_sequences(config: Config) -> int:
+    """Episodes that one RL step surely samples: its groups, and the greedy one of each prompt where that is the baseline."""
+    return config.rl.prompts * (config.algorithm.group + (config.algorithm.baseline == "greedy"))
+
+
 def rl_step_flops(config: Config, rollout_tokens: float) -> float:
-    """Expected FLOPs of one RL step with rollouts of so many tokens, prompt included."""
+    """Expected FLOPs of one RL step with rollouts of so many tokens, prompt included; greedy episodes are only sampled."""
     rollouts = config.rl.prompts * config.algorithm.group
-    return rl_passes(config.algorithm) * Cost.of(config.model).forward_flops(1) * rollouts * rollout_tokens
+    passes = rl_passes(config.algorithm) * rollouts + rl_step_sequences(config) - rollouts
+    return passes * Cost.of(config.model).forward_flops(1) * rollout_tokens
+
+
+def steps_cost_the_same(config: Config) -> bool:
+    """Whether an RL step's tokens and FLOPs follow from the length of a rollout (module docstring)."""
+    labels = any(part in config.reward.weights for part in LABELLED_PARTS)
+    return not (config.algorithm.sampling == "dynamic" or labels or (config.algorithm.kl == "exact" and config.algorithm.beta))
 
 
 def scale_rate(optimizer: OptimizerConfig, parameters: int) -> None:
@@ -54,14 +71,18 @@ def resolve_pretraining(config: Config) -> None:
 
 
 def resolve_rl(config: Config, parent: Mapping[str, Any]) -> None:
-    """``rl.steps`` and ``optimizer.lr`` of the config's budget and rule, for a policy whose summary is ``parent``.
+    """``rl.steps`` and ``optimizer.lr`` of the config's budget and rule, for a policy whose summary is ``parent``; ``rl.tokens`` or ``rl.flops``
+    stays where steps differ in cost.
 
-    Raises UserError when less than a step is left, and where nothing says how long rollouts will be.
+    Raises UserError when less than a step is left, where nothing says how long rollouts will be, and where something is laid out over steps whose
+    number is not known beforehand.
     """
     settings = config.rl
     _one_measure(config)
     scale_rate(settings.optimizer, Cost.of(config.model).parameters_without_embeddings)
-    if config.budget.flops is None and settings.tokens is None:
+    if config.budget.flops is not None:
+        settings.flops = (1 - config.budget.alpha) * config.budget.flops
+    if settings.flops is None and settings.tokens is None:
         return
     rollout_tokens = config.budget.rollout_tokens or parent.get("tokens_per_sequence")
     if not rollout_tokens:
@@ -69,25 +90,36 @@ def resolve_rl(config: Config, parent: Mapping[str, Any]) -> None:
             f"budget.rollout_tokens is 0 and parent={config.parent} does not say how long its sequences were: give the expected tokens of a "
             "rollout, prompt included"
         )
-    settings.steps, settings.tokens = rl_steps(config, rollout_tokens), None
+    settings.steps = rl_steps(config, rollout_tokens)
+    if steps_cost_the_same(config):
+        settings.tokens = settings.flops = None
+        return
+    order, schedule = settings.curriculum.order, settings.optimizer.schedule
+    if order == "easy_to_hard" or schedule != "constant":
+        key = f"rl.curriculum.order={order}" if order == "easy_to_hard" else f"rl.optimizer.schedule={schedule}"
+        raise UserError(
+            f"{key} is laid out over rl.steps, and under a budget dynamic sampling, labels and kl=exact end a run at a step that is not known "
+            "beforehand: give rl.steps instead of the budget"
+        )
 
 
 def rl_steps(config: Config, rollout_tokens: float) -> int:
     """The whole RL steps that the budget holds for rollouts of so many tokens. Raises UserError when that is none."""
     budget, settings = config.budget, config.rl
-    if budget.flops is None and settings.tokens is None:
+    left_flops = settings.flops if budget.flops is None else (1 - budget.alpha) * budget.flops
+    if left_flops is None and settings.tokens is None:
         return settings.steps
     if settings.tokens is not None:
-        step_tokens = settings.prompts * config.algorithm.group * rollout_tokens
+        step_tokens = rl_step_sequences(config) * rollout_tokens
         steps = int(settings.tokens / step_tokens)
         left = f"rl.tokens={settings.tokens:,} is less than the {step_tokens:,.0f} tokens"
     else:
-        left_flops, step_flops = (1 - budget.alpha) * budget.flops, rl_step_flops(config, rollout_tokens)
+        step_flops = rl_step_flops(config, rollout_tokens)
         steps = int(left_flops / step_flops)
-        left = (
-            f"budget.flops={budget.flops:.4g} with budget.alpha={budget.alpha:g} leaves {left_flops:.3g} FLOPs to RL, less than the "
-            f"{step_flops:.3g}"
-        )
+        given = f"rl.flops={left_flops:.4g} is"
+        if budget.flops is not None:
+            given = f"budget.flops={budget.flops:.4g} with budget.alpha={budget.alpha:g} leaves {left_flops:.3g} FLOPs to RL,"
+        left = f"{given} less than the {step_flops:.3g} FLOPs"
     if steps < 1:
         raise UserError(
             f"{left} of one step (rl.prompts={settings.prompts} x algorithm.group={config.algorithm.group} rollouts of "
@@ -119,11 +151,16 @@ def check_pipeline(config: Config) -> None:
             "says the corpus holds: lower it, or set pretrain.allow_repeats=true"
         )
     if "rl" in config.pipeline.stages:
+        check_exact_kl(config, config.sft.trace.enabled and config.rl.protocol != "answer")
         rl_steps(config, expected_sequence_tokens(config))
 
 
 def _one_measure(config: Config) -> None:
     """A budget is given in one way."""
-    for key, value in {"pretrain.steps": config.pretrain.steps, "rl.tokens": config.rl.tokens}.items():
-        if config.budget.flops is not None and value is not None:
-            raise UserError(f"{key}={value} and budget.flops={config.budget.flops:.4g} are two measures of one budget: give one")
+    budget, settings = config.budget.flops, config.rl
+    own = None if budget is not None and settings.flops == (1 - config.budget.alpha) * budget else settings.flops  # else the budget's, resolved
+    for key, value in {"pretrain.steps": config.pretrain.steps, "rl.tokens": settings.tokens, "rl.flops": own}.items():
+        if budget is not None and value is not None:
+            raise UserError(f"{key}={value} and budget.flops={budget:.4g} are two measures of one budget: give one")
+    if settings.tokens is not None and settings.flops is not None:
+        raise UserError(f"rl.tokens={settings.tokens} and rl.flops={settings.flops:.4g} are two measures of one budget: give one")

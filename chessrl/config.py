@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("pretrain", "sft", "rl")  # in the order of the pipeline; each is a command of its own
+LABELLED_PARTS = ("majority", "incorrect")  # of the reward: they ask for labels, which cost samples
 
 
 def local(default: Any) -> Any:
@@ -198,7 +199,9 @@ class AlgorithmConfig:
     # weight of log pi; unclipped: ratio without a window; log_prob: REINFORCE, no ratio
     ratio: str = neutral("token")
     dual_clip: float = neutral(0.0)  # c > 1: where A < 0 the surrogate is at least c A (Ye et al., arXiv 1912.09729); 0: none
-    kl: str = neutral("k3")  # how beta enters: k3 or k2 in the loss, or k1_reward: taken off the reward
+    # how beta enters: k3 or k2, estimated from samples, in the loss; k1_reward: taken off the reward; exact: in the loss, over all legal moves
+    # of every decision that was come to (policies without a trace)
+    kl: str = neutral("k3")
     entropy_bonus: float = neutral(0.0)  # weight of the entropy of the sampled tokens' distributions
     pass_k: int = neutral(1)  # k, for advantage=pass_at_k
     baseline: str = neutral("none")  # taken off the reward beforehand: none, or greedy (the reward of the greedy episode, ReMax)
@@ -249,7 +252,10 @@ class RlConfig:
     """The RL loop: sampling, verification, update."""
 
     steps: int = 100  # rollouts and their updates
-    tokens: int | None = neutral(None)  # tokens of all rollouts, prompts included, instead of steps (see budget.rollout_tokens)
+    # tokens of all that is sampled, prompts included, instead of steps (see budget.rollout_tokens). Where a step's cost is not known beforehand
+    # (docs/rl.md), the run ends when another step would not fit any more
+    tokens: int | None = neutral(None)
+    flops: float | None = neutral(None)  # the same in FLOPs of RL, by the convention of docs/rl.md
     prompts: int = 16  # puzzles per step
     bins: list[str] = field(default_factory=list)  # restrict to these difficulty bins; empty: all
     temperature: float = 1.0  # of sampling; log-probabilities of the loss are at the same temperature
@@ -366,6 +372,9 @@ class TabularConfig:
     smoothing: float = 1e-5  # under the root of the std
     inner_steps: int = 1000  # updates of one inner maximisation, by Adam
     inner_rate: float = 0.1  # Adam's learning rate there
+    network: bool = neutral(False)  # beside every table the network of parent= (no traces) on the same puzzles of one decision, exact in every step
+    network_steps: int = neutral(60)  # its updates of one inner maximisation, at most
+    network_rate: float = neutral(3e-4)  # its Adam's learning rate
     lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
     seed: int = 0  # prior and samples
 

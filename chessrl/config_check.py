@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         *("over_mean", "whitened_returns", "gae"),
     ),
     "algorithm.ratio": ("token", "sequence", "cispo", "unclipped", "log_prob"),
-    "algorithm.kl": ("k3", "k2", "k1_reward"),
+    "algorithm.kl": ("k3", "k2", "k1_reward", "exact"),
     "algorithm.baseline": ("none", "greedy"),
     "algorithm.sampling": ("plain", "filter", "dynamic"),
     "evaluate.thinking": ("natural", "forced", "minimum"),
@@ -159,6 +159,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "tabular.smoothing": (0, None),
     "tabular.inner_steps": (1, None),
     "tabular.inner_rate": (1e-9, None),
+    "tabular.network_steps": (1, None),
+    "tabular.network_rate": (1e-9, None),
     "tabular.lowest": (0, 1),
     **{
         f"{stage}.optimizer.{key}": bounds
@@ -174,7 +176,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
     *("sft.tokens", "sft.context", "sft.patience", "sft.trace.budget"),
-    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "evaluate.step", "pretrain.steps", "rl.tokens", "budget.flops"),
+    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "evaluate.step", "pretrain.steps", "rl.tokens", "rl.flops", "budget.flops"),
     *(f"{stage}.optimizer.warmup_steps" for stage in STAGES),
 )
 ORDERED = (  # the first is at most the second
@@ -250,6 +252,12 @@ def check_values(config: Config) -> None:
         or max(config.evaluate.ks) > config.evaluate.samples
     ):
         raise UserError(f"evaluate.ks={config.evaluate.ks}: expected different numbers from 1 to evaluate.samples={config.evaluate.samples}")
+
+
+def check_exact_kl(config: Config, thinks: bool) -> None:
+    """Refuse algorithm.kl=exact for a policy that samples traces."""
+    if config.algorithm.kl == "exact" and thinks:
+        raise UserError("algorithm.kl=exact sums over legal moves, and traces come before them: take k3, k2, k1_reward, or a parent without traces")
 
 
 def value_of(config: Config, path: str) -> Any:

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_steps
+from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_step_sequences, rl_steps
 from chessrl.config import TABULAR, BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
 from chessrl.errors import UserError
@@ -139,7 +139,7 @@ def _fine_tuning(config: Config, sequence: int) -> StageCost:
 def _reinforcement(config: Config, sequence: int) -> StageCost:
     steps = rl_steps(config, sequence)
     flops = steps * rl_step_flops(config, sequence)
-    tokens = steps * config.rl.prompts * config.algorithm.group * sequence
+    tokens = steps * rl_step_sequences(config) * sequence
     key = _key(config, "pretrain", "sft", "rl", "algorithm", "reward", "budget")
     return StageCost(key, steps, tokens, flops, flops / config.budget.rl_flops_per_s / 3600)
 

@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from chessrl import notation
 from chessrl.environment import Environment, build_environment, solver_decisions
@@ -98,13 +99,16 @@ def score_moves(
     lengths = [len(context) + len(tree.tokens) for context, tree in zip(contexts, trees, strict=True)]
     scores: list[np.ndarray] = [np.empty(0)] * len(lengths)
     for places in micro_batches(lengths, pass_tokens):
-        rows = _score_pass(model, [contexts[place] for place in places], [trees[place] for place in places], temperature)
+        rows = move_logprobs(model, [contexts[place] for place in places], [trees[place] for place in places], temperature)
         for place, row in zip(places, rows):
-            scores[place] = row
+            scores[place] = row.cpu().numpy()
     return scores
 
 
-def _score_pass(model: Transformer, contexts: list[Sequence[int]], trees: list[MoveTree], temperature: float) -> list[np.ndarray]:
+def move_logprobs(
+    model: Transformer, contexts: Sequence[Sequence[int]], trees: Sequence[MoveTree], temperature: float = 1.0
+) -> list[Tensor]:
+    """``score_moves`` of one pass, with gradient: (moves,) float64 on the model's device."""
     width = max(len(context) + len(tree.tokens) for context, tree in zip(contexts, trees))
     count = len(contexts)
     tokens = np.full((count, width), notation.PAD)
@@ -123,8 +127,9 @@ def _score_pass(model: Transformer, contexts: list[Sequence[int]], trees: list[M
     device = model.device
     logits = model.forward_masked(*(torch.from_numpy(array).to(device) for array in (tokens, positions, visible)))
     index = torch.from_numpy(before).to(device)[..., None].expand(-1, -1, logits.shape[-1])
-    scores = token_logprobs(logits.gather(1, index), torch.from_numpy(tokens).to(device), temperature).double().cpu().numpy()
-    return [tree.paths @ scores[row, len(context) : len(context) + len(tree.tokens)] for row, (context, tree) in enumerate(zip(contexts, trees))]
+    scores = token_logprobs(logits.gather(1, index), torch.from_numpy(tokens).to(device), temperature).double()
+    nodes = (scores[row, len(context) : len(context) + len(tree.tokens)] for row, (context, tree) in enumerate(zip(contexts, trees)))
+    return [torch.from_numpy(tree.paths).to(device) @ of_tree for of_tree, tree in zip(nodes, trees)]
 
 
 def _ancestors(tree: MoveTree) -> np.ndarray:

@@ -272,7 +272,7 @@ def exact_passk_table(success: pd.DataFrame, labels: Mapping[str, object], seed:
     """
     puzzles = success.sort_values("puzzle", ignore_index=True)
     # p is a sum of products of rounded probabilities: it may exceed 1 by their error
-    values = pass_at_k_objective(puzzles["p"].to_numpy(np.float64).clip(max=1.0)[:, None], np.array(EXACT_KS))
+    values = pass_at_k_objective(puzzles["p"].to_numpy(np.float64)[:, None], np.array(EXACT_KS))
     rng = np.random.default_rng(seed)
     rows = []
     for name, mask in _bins(puzzles):

@@ -74,6 +74,12 @@ def dr_grpo_objective(p: np.ndarray, group: int) -> np.ndarray:
 
 
 def pass_at_k_objective(p: np.ndarray, k: np.ndarray | int) -> np.ndarray:
-    """1 - (1 - p)^k of arrays that broadcast, to full precision for small p and k up to 10^6 and more."""
+    """Exact pass@k, 1 - (1 - p)^k, of arrays that broadcast: to full precision for p down to 10^-300 and k up to 10^6 and more.
+
+    Rounding above 1 is taken as 1. Raises ValueError for a p outside [0, 1] or a k below 1.
+    """
+    p, k = np.asarray(p, np.float64), np.asarray(k)
+    if (p < 0).any() or (p > 1 + 1e-6).any() or (k < 1).any():
+        raise ValueError("exact pass@k needs probabilities in [0, 1] and k >= 1")
     with np.errstate(divide="ignore"):
-        return -np.expm1(k * np.log1p(-np.asarray(p, np.float64)))
+        return -np.expm1(k * np.log1p(-np.minimum(p, 1.0)))

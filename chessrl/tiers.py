@@ -114,11 +114,13 @@ def migration_table(before: pd.Series, after: pd.Series) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class NewlySolved:
-    """Of ``unsolved`` puzzles that the base did not solve in n samples, how many a later policy solves, and what the base itself would."""
+    """Of ``unsolved`` puzzles that k samples of the base left unsolved, how many k samples of a later policy solve (``solved``), and how many k
+    further samples of the base itself would (``null``). Counts or, from probabilities, expected counts.
+    """
 
-    unsolved: int
-    solved: int
-    null: float  # expected number that n fresh samples of the base would solve
+    unsolved: float
+    solved: float
+    null: float
 
     @property
     def share(self) -> float:
@@ -129,7 +131,24 @@ class NewlySolved:
         return self.null / self.unsolved if self.unsolved else float("nan")
 
 
-def newly_solved(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.DataFrame) -> NewlySolved:
+def newly_solved(fails: np.ndarray, fails_twice: np.ndarray, later: np.ndarray) -> NewlySolved:
+    """All (puzzles,): the probability that k samples of the base all fail, that 2k all do, and the later policy's pass@k.
+
+    The null is F(k) - F(2k): the first k fail, the next k do not. F is (1 - p)^k of an exact p (1 - ``pass_at_k_objective``), the unbiased
+    1 - ``statistics.pass_at_k`` of n >= 2k samples, or, of two evaluations of k samples each, 1 where the first left the puzzle unsolved and
+    where both did.
+    """
+    fails, fails_twice = np.asarray(fails, np.float64), np.asarray(fails_twice, np.float64)
+    return NewlySolved(float(fails.sum()), float((fails * later).sum()), float((fails - fails_twice).sum()))
+
+
+def newly_solved_exactly(before: np.ndarray, after: np.ndarray, samples: int = SAMPLES) -> NewlySolved:
+    """``newly_solved`` of exact success probabilities (puzzles,) of the base and of a later policy."""
+    fails, fails_twice = (1 - pass_at_k_objective(before, count) for count in (samples, 2 * samples))
+    return newly_solved(fails, fails_twice, pass_at_k_objective(after, samples))
+
+
+def newly_solved_by_samples(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.DataFrame) -> NewlySolved:
     """From three tables of ``tiers_of_samples`` on the same puzzles: the base, the later policy, and fresh samples of the base (another seed).
 
     Raises UserError where the puzzles differ.
@@ -137,27 +156,17 @@ def newly_solved(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.DataFrame) -
     tables = [table.set_index("puzzle")["first_success"] for table in (base, later, fresh)]
     if any(set(table.index) != set(tables[0].index) for table in tables):
         raise UserError("newly solved: expected the same puzzles in all three evaluations")
-    unsolved = tables[0].index[tables[0] == 0]
-    return NewlySolved(len(unsolved), int((tables[1][unsolved] > 0).sum()), float((tables[2][unsolved] > 0).sum()))
-
-
-def expected_null(p: np.ndarray, samples: int = SAMPLES) -> tuple[float, float]:
-    """(expected puzzles unsolved in n samples, expected ones of them that n fresh samples solve) of exact probabilities ``p`` (puzzles,).
-
-    sum (1 - p)^n and sum (1 - p)^n (1 - (1 - p)^n).
-    """
-    solve = pass_at_k_objective(p, samples)
-    return float((1 - solve).sum()), float(((1 - solve) * solve).sum())
+    unsolved, solved, never = tables[0] == 0, tables[1].reindex(tables[0].index) > 0, tables[2].reindex(tables[0].index) == 0
+    return newly_solved(unsolved.to_numpy(), (unsolved & never).to_numpy(), solved.to_numpy())
 
 
 def log_uniform_null(lowest: float, samples: int = SAMPLES, points: int = 200_001) -> float:
     """The null's share when p is log-uniform on [``lowest``, 1]: what "newly solved" is worth before the policy is known (science.md 5 [D]).
 
-    9.0, 12.8 and 21.4 % for 1e-6, 1e-5 and 1e-4. Trapezoids on the logarithm of p.
+    9.0, 12.8 and 21.4 % for 1e-6, 1e-5 and 1e-4. By the midpoints of equal steps of log p.
     """
-    log_p = np.linspace(np.log(lowest), 0.0, points)
-    fail = 1 - pass_at_k_objective(np.exp(log_p), samples)
-    return float(np.trapezoid(fail * (1 - fail), log_p) / np.trapezoid(fail, log_p))
+    p = np.exp(np.log(lowest) * (np.arange(points) + 0.5) / points)
+    return newly_solved_exactly(p, p, samples).null_share
 
 
 def expanded(before: np.ndarray, after: np.ndarray) -> int:
@@ -185,6 +194,12 @@ class TierSettings:
     boundary: int = 0  # name so many puzzles on each side of what the first policy can solve
 
 
+def newly_solved_line(found: NewlySolved) -> str:
+    """What a policy newly solved, never without its null."""
+    null = f"by the start policy's fresh samples {found.null:,.5g} ({found.null_share:.1%})"
+    return f"newly solved: {found.solved:,.5g} of {found.unsolved:,.5g} ({found.share:.1%}); {null}"
+
+
 def main(arguments: list[str]) -> None:
     settings = parse_settings(TierSettings, arguments)
     before = read_measured(Path(settings.before))
@@ -196,14 +211,11 @@ def main(arguments: list[str]) -> None:
     after = read_measured(Path(settings.after))
     print(migration_table(before.set_index("puzzle")["tier"], after.set_index("puzzle")["tier"]).to_string())
     if Path(settings.before).is_file() and Path(settings.after).is_file():
-        pair = before.set_index("puzzle")["pass_rate"], after.set_index("puzzle")["pass_rate"].reindex(before["puzzle"])
-        unsolved, null = expected_null(pair[0].to_numpy())
-        print(f"p from below to at least 1/{SAMPLES}: {expanded(pair[0].to_numpy(), pair[1].to_numpy()):,} puzzles")
-        print(f"the null of {SAMPLES} samples: of {unsolved:.1f} unsolved puzzles the start policy would solve {null:.1f} with fresh ones")
+        p, later = before["pass_rate"].to_numpy(), after.set_index("puzzle")["pass_rate"].reindex(before["puzzle"]).to_numpy()
+        print(f"p from below to at least 1/{SAMPLES}: {expanded(p, later):,} puzzles")
+        print(f"expected, {SAMPLES} samples each: {newly_solved_line(newly_solved_exactly(p, later))}")
     elif settings.fresh:
-        found = newly_solved(before, after, read_measured(Path(settings.fresh)))
-        null = f"{found.null:g} ({found.null_share:.1%})"
-        print(f"newly solved: {found.solved:,} of {found.unsolved:,} ({found.share:.1%}); by the start policy's fresh samples {null}")
+        print(newly_solved_line(newly_solved_by_samples(before, after, read_measured(Path(settings.fresh)))))
     else:
         print("newly solved: give fresh=, an evaluation of the first policy with another seed, for without its null the number says nothing")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import compress
+from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
@@ -18,8 +19,8 @@ from rl.sampling import Scored
 def rollout_metrics(scored: Scored, algorithm: AlgorithmConfig) -> dict[str, float]:
     """Of all that was sampled in a step; names as in TRL where TRL has them.
 
-    Means of rewards are over the episodes whose reward could be told, and missing where there is none; so is ``reward/gap``, the reward less the
-    oracle's verdict of the same episodes, while ``reward/oracle`` is over all.
+    Means of rewards are over the episodes whose reward could be told, and missing where there is none; so are ``reward/verifier``
+    (``rewards.verdict``) and ``reward/gap``, it less the oracle's verdict of the same episodes, while ``reward/oracle`` is over all.
     """
     episodes, solved = scored.episodes, scored.episodes.solved
     sampled = episodes.policy.sum(1).float()
@@ -31,7 +32,8 @@ def rollout_metrics(scored: Scored, algorithm: AlgorithmConfig) -> dict[str, flo
         "reward_std": told_mean(deviation),
         **{f"reward/{part}": told_mean(values) for part, values in scored.parts.items()},
         "reward/oracle": scored.oracle.double().mean().item(),
-        "reward/gap": told_mean(scored.paid - scored.oracle.double()),
+        "reward/verifier": told_mean(scored.verdict),
+        "reward/gap": told_mean(scored.verdict - scored.oracle.double()),
         "frac_reward_untold": scored.rewards.isnan().float().mean().item(),
         "frac_reward_zero_std": constant_groups(scored.rewards, algorithm.std_floor).float().mean().item(),
         "entropy": (episodes.entropies.double().sum() / episodes.policy.sum()).item(),
@@ -57,13 +59,20 @@ def distinct_answers(answers: Tensor, legal: Tensor, group: int) -> float:
 
 
 class Watch:
-    """Compares each step with the bounds of ``health.*`` and tells of each that is crossed, once in a process."""
+    """Compares each step with the bounds of ``health.*`` and tells of each that is crossed, once in a run."""
 
     def __init__(self, bounds: HealthConfig):
         self.bounds = bounds
         self.told: set[str] = set()
         self.constant: dict[str, int] = {}  # steps in a row without variation, of the groups and of each reward part
         self.first_gap: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume must not forget, above all the first gap: the rise is from there."""
+        return {"told": sorted(self.told), "constant": dict(self.constant), "first_gap": self.first_gap}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.told, self.constant, self.first_gap = set(state["told"]), dict(state["constant"]), state["first_gap"]
 
     def look(self, step: int, metrics: Mapping[str, float], parts: Mapping[str, Tensor]) -> None:
         """``metrics`` of the step (those of an update may be missing); ``parts`` (B,) values of each reward part."""
@@ -86,7 +95,7 @@ class Watch:
                 "sampler and trainer disagree on log-probabilities: use run.precision=fp32?",
             ),
             "grad_norm": (metrics.get("grad_norm", 0.0) > bounds.grad_norm, "the gradient is large: lower the learning rate?"),
-            "reward_gap": (widened > bounds.reward_gap, "the reward rises without the oracle's: the verifier is being gamed"),
+            "reward_gap": (widened > bounds.reward_gap, "the verifier's verdict rises without the oracle's: it is being gamed"),
         }
         for name, (ill, meaning) in crossed.items():
             if ill:

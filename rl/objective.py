@@ -221,7 +221,8 @@ def token_terms(
     reference policy; ``advantages`` (B, 1) or (B, S); ``policy`` (B, S) bool, the sampled tokens, all of them where it is not given.
     loss = -surrogate + beta KL, all log-ratios clamped to +-20 before exp. With x sampled by pi and w = ref / pi:
     k3 = w - log w - 1 has mean KL(pi || ref), but its gradient in a loss is that of KL(ref || pi); k2 = (log w)^2 / 2 has the gradient of
-    KL(pi || ref); w log w - w + 1 has mean KL(ref || pi). With ``kl=k1_reward`` the loss has no KL term: ``rl.credit`` took it off the reward.
+    KL(pi || ref); w log w - w + 1 has mean KL(ref || pi). With ``kl=k1_reward`` the loss has no KL term: ``rl.credit`` took it off the reward;
+    nor with ``kl=exact``: ``rl.exact_kl`` adds it.
     """
     if policy is None:
         policy = torch.ones_like(logprobs, dtype=torch.bool)

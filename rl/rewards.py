@@ -129,7 +129,7 @@ PARTS: dict[str, Callable[[Evidence], Tensor | Told]] = {
     "behaviour": _behaviour,
     "length": _length,
 }
-LABELLED_PARTS = ("majority", "incorrect")
+VERIFIER_PARTS = ("line", "engine")  # which say that an answer is right
 
 
 def _as_verified(evidence: Evidence, name: str, correct: Tensor) -> Tensor:
@@ -187,6 +187,17 @@ def reward_parts(evidence: Evidence, weights: Mapping[str, float]) -> dict[str, 
 def total_reward(parts: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """The weighted sum (B,), NaN where a part could not tell."""
     return torch.stack([weights[part] * values for part, values in parts.items()]).sum(0)
+
+
+def verdict(parts: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """(B,) what the reward's verifier says of each episode, 0 to 1 and so comparable with an oracle's; NaN where it could not tell.
+
+    The verifier is the VERIFIER_PARTS of the reward: parts beside them shape it and claim nothing about an answer. A reward that has none of
+    them puts all its parts in the verifier's place. Their weighted sum, as a share of the way from the least to the most that it can be.
+    """
+    judging = [part for part in VERIFIER_PARTS if part in weights] or list(weights)
+    least, most = (sum(pick(weights[part], 0.0) for part in judging) for pick in (min, max))
+    return (total_reward({part: parts[part] for part in judging}, weights) - least) / (most - least if most > least else math.nan)
 
 
 def overlong_penalty(rollout: Rollout, budget: int, share: float, penalty: float) -> Tensor:

@@ -25,6 +25,7 @@ class Scored:
     parts: dict[str, Tensor]  # of the reward
     rewards: Tensor  # (prompts, group) the weighted sum less its baseline and penalties; NaN where it could not be told
     paid: Tensor  # the weighted sum alone
+    verdict: Tensor  # of the reward's verifier, 0 to 1; NaN where it could not be told
     oracle: Tensor  # bool
     answers: Tensor  # keys of the answers, equal for equal ones
 
@@ -37,7 +38,7 @@ class Scored:
         rows = kept.repeat_interleave(self.rewards.shape[1])
         parts = {name: values[rows] for name, values in self.parts.items()}
         return Scored(
-            selected(self.episodes, rows), parts, self.rewards[kept], self.paid[rows], self.oracle[rows], self.answers[rows]
+            selected(self.episodes, rows), parts, self.rewards[kept], self.paid[rows], self.verdict[rows], self.oracle[rows], self.answers[rows]
         )
 
 
@@ -50,6 +51,7 @@ def together(rounds: Sequence[Scored]) -> Scored:
         parts={name: torch.cat([part.parts[name] for part in rounds]) for name in rounds[0].parts},
         rewards=torch.cat([part.rewards for part in rounds]),
         paid=torch.cat([part.paid for part in rounds]),
+        verdict=torch.cat([part.verdict for part in rounds]),
         oracle=torch.cat([part.oracle for part in rounds]),
         answers=torch.cat([part.answers for part in rounds]),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chessrl import distributed, notation
-from chessrl.config import Config
+from chessrl.config import LABELLED_PARTS, Config
 from chessrl.environment import Environment
 from chessrl.model import Transformer
 from chessrl.randomness import combine, stream_key
@@ -18,7 +18,7 @@ from rl.answers import answer_keys, played_moves
 from rl.gathering import gathered
 from rl.judges import Judges
 from rl.labels import MajorityLabels
-from rl.rewards import LABELLED_PARTS, Evidence, oracle_verdict, overlong_penalty, reward_parts, total_reward
+from rl.rewards import Evidence, oracle_verdict, overlong_penalty, reward_parts, total_reward, verdict
 from rl.sampling import Scored
 
 
@@ -41,7 +41,7 @@ class Scorer:
         sampling = self._sampling(step)
         evidence = self._evidence(puzzles, algorithm.group, sampling)
         parts = reward_parts(evidence, self.config.reward.weights)
-        paid = total_reward(parts, self.config.reward.weights)
+        paid, judged = total_reward(parts, self.config.reward.weights), verdict(parts, self.config.reward.weights)
         rewards = paid
         if algorithm.overlong_share:
             off = overlong_penalty(evidence.rollout, settings.thinking_budget, algorithm.overlong_share, algorithm.overlong_penalty)
@@ -50,7 +50,7 @@ class Scorer:
         rewards = rewards.view(-1, algorithm.group)
         if algorithm.baseline == "greedy":
             rewards = rewards - self._greedy_rewards(puzzles, sampling)[:, None]
-        return Scored(evidence.rollout, parts, rewards, paid, oracle_verdict(evidence), answer_keys(evidence.moves))
+        return Scored(evidence.rollout, parts, rewards, paid, judged, oracle_verdict(evidence), answer_keys(evidence.moves))
 
     def spent_elsewhere(self) -> Tensor:
         """Lengths (prompts included) of the episodes sampled for labels and greedy baselines since the last look: they cost, too."""

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from chessrl.checkpoint import write_atomically, written_beside
+from chessrl import world
+from chessrl.checkpoint import load_model, write_atomically, written_beside
 from chessrl.config import Config, TabularConfig
 from chessrl.errors import UserError
 from chessrl.launch import launch
 from chessrl.run import Run, identity_of
 from chessrl.tiers import TIERS, tiers_of_probabilities
 from chessrl.training import start_stage
+from rl.network_recursion import NetworkPolicy
 from rl.objective import ADVANTAGES
 from rl.tabular_policy import MoveTable, measures, success, write_policy
 from rl.tabular_start import start_identity, start_table
@@ -72,6 +75,11 @@ def check(config: Config) -> None:
     if settings.study == "clip_bias" and (config.parent or settings.policy or algorithm.epochs != 1):
         given = f"algorithm.epochs={algorithm.epochs}" if algorithm.epochs != 1 else f"parent={config.parent} tabular.policy={settings.policy}"
         raise UserError(f"{given}: tabular.study=clip_bias has its own start policies (tabular.tops) and numbers of updates (tabular.updates)")
+    if settings.network and (settings.study != "success_recursion" or not config.parent or "groups" in settings.variants):
+        raise UserError(
+            "tabular.network=true: expected parent=RUN, tabular.study=success_recursion and tabular.variants without groups, found "
+            f"parent={config.parent}, {settings.study} and {', '.join(settings.variants)}"
+        )
     if settings.study == "train" and settings.exact and algorithm.epochs * algorithm.minibatches != 1:
         raise UserError("tabular.exact=true: expected algorithm.epochs=1 and algorithm.minibatches=1, for the gradient is that of one update")
 
@@ -90,6 +98,10 @@ def reward_of(settings: TabularConfig, table: MoveTable) -> Reward:
 
 def work(run: Run) -> None:
     """The whole run, by its study."""
+    if run.config.tabular.network:
+        network = parents_network(run)
+        success_recursion(run, network.table(), network.left_out, network)
+        return
     table, left_out = start_table(run)
     STUDIES[run.config.tabular.study](run, table, left_out)
 
@@ -152,18 +164,41 @@ def clip_bias(run: Run, table: MoveTable, left_out: dict[str, int]) -> None:
     finish(run, table, left_out, "clip_bias.csv", rows)
 
 
-def success_recursion(run: Run, table: MoveTable, left_out: dict[str, int]) -> None:
-    """Theory against measurement over (variant, beta), per group of puzzles with like success at the start."""
+def success_recursion(run: Run, table: MoveTable, left_out: dict[str, int], network: NetworkPolicy | None = None) -> None:
+    """Theory against measurement over (variant, beta), per group of puzzles with like success at the start; of tables, and beside each of the
+    ``network`` that has the same policy.
+    """
     settings = run.config.tabular
     p = success(table.logprobs, table.solving)
     kept = (p >= settings.lowest) & (p < 1)
     if not kept.any():
         raise UserError(f"tabular.lowest={settings.lowest}: no puzzle starts with a success as large; lower it, or take another policy")
     left_out = left_out | {f"success below {settings.lowest:g} at the start, or 1": int((~kept).sum())}
-    table = table.rows(kept)
-    cells = [(variant, beta) for variant in settings.variants for beta in settings.betas]
-    rows = study(run, len(cells), lambda number: recursion_rows(*cells[number], table, settings, run.config.algorithm))
+    if network:
+        network.keep(kept.tolist())
+        table = network.table()
+    else:
+        table = table.rows(kept)
+    kinds = [None, network] if network else [None]
+    cells = [(kind, variant, beta) for variant in settings.variants for kind in kinds for beta in settings.betas]
+
+    def rows_of(number: int) -> Rows:
+        kind, variant, beta = cells[number]
+        chosen = replace(settings, inner_steps=settings.network_steps, inner_rate=settings.network_rate) if kind else settings
+        return recursion_rows(variant, beta, table, chosen, run.config.algorithm, kind)
+
+    rows = study(run, len(cells), rows_of)
     finish(run, table, left_out, "success_recursion.csv", rows)
+
+
+def parents_network(run: Run) -> NetworkPolicy:
+    """The parent's network on the first ``tabular.puzzles`` puzzles of the rl split (of ``rl.bins``)."""
+    config = run.config
+    if (protocol := run.identity["start"]["protocol"]) != "answer":
+        raise UserError(f"tabular.network=true: parent={config.parent} plays by protocol {protocol}; expected a policy fine-tuned without traces")
+    puzzles = world.puzzles_of_split(config, "rl", config.rl.bins)[: config.tabular.puzzles]
+    model = load_model(Path(config.parent) / "model", precision=config.run.precision, device=run.device)
+    return NetworkPolicy(model, puzzles, config.world.state, config.rl.temperature, run.micro_batch_tokens)
 
 
 def study(run: Run, cells: int, rows_of: Callable[[int], Rows]) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,15 @@ from torch import Tensor
 from chessrl.config import AlgorithmConfig, TabularConfig
 from chessrl.theory import next_success, next_success_forward_kl, std_gap, trajectory
 from chessrl.theory_weights import gradient_weight
-from rl.tabular_policy import MoveTable, entropy, prior, success
+from rl.network_recursion import NetworkPolicy
+from rl.tabular_policy import MoveTable, entropy, kl, prior, success
 from rl.tabular_update import (
     NO_CLIP,
     advantages_by_count,
     climb,
     climb_sampled,
+    forward_maximiser,
+    maximiser,
     population_advantages,
     random_reward,
     sample_groups,
@@ -88,40 +91,64 @@ def predicted_success(variant: str, p: np.ndarray, beta: float, steps: int, smoo
     return trajectory(step[variant], p, steps)
 
 
-def measured_success(variant: str, table: MoveTable, beta: float, settings: TabularConfig, algorithm: AlgorithmConfig) -> np.ndarray:
-    """(steps + 1, P): every outer iteration an inner maximisation by gradient ascent, exact or (``groups``) on sampled groups of G."""
+@dataclass(frozen=True, slots=True)
+class SuccessPath:
+    """Of P puzzles over outer iterations: success (steps + 1, P), and nats from the maximiser that each iteration aimed at (NaN where unknown)."""
+
+    success: np.ndarray
+    away: np.ndarray
+
+
+def measured_success(
+    variant: str, table: MoveTable, beta: float, settings: TabularConfig, algorithm: AlgorithmConfig, network: NetworkPolicy | None = None
+) -> SuccessPath:
+    """Every outer iteration an inner maximisation by gradient ascent, exact or (``groups``) on sampled groups of G; of a table, or of ``network``."""
     reward, logits = solving_reward(table), table.logprobs
-    path = [success(logits, table.solving).numpy()]
+    path, away = [success(logits, table.solving).numpy()], [np.full(len(logits), np.nan)]
+    if network:
+        network.restart()
     for step in range(settings.steps):
         reference = logits if variant == "mirror" else table.logprobs
         inner = {"steps": settings.inner_steps, "rate": settings.inner_rate}
         if variant == "groups":
             algorithm = replace(algorithm, beta=beta)
             logits = climb_sampled(logits, reference, reward, settings.groups, algorithm, **inner, seed=settings.seed, step=step)
+            away.append(np.full(len(logits), np.nan))
         else:
+            forward = variant == "forward_kl"
             advantages = population_advantages(logits, reward, settings.smoothing, normalise=variant != "no_std")
-            logits = climb(logits, reference, advantages, beta, **inner, forward=variant == "forward_kl")
+            target = forward_maximiser(reference, advantages, beta) if forward else maximiser(logits, reference, advantages, beta)
+            if network:
+                logits = network.climb(reference, advantages, beta, target, **inner, forward=forward)
+            else:
+                logits = climb(logits, reference, advantages, beta, **inner, forward=forward)
+            away.append(kl(logits, target).numpy())
         path.append(success(logits, table.solving).numpy())
-    return np.stack(path)
+    return SuccessPath(np.stack(path), np.stack(away))
 
 
-def recursion_rows(variant: str, beta: float, table: MoveTable, settings: TabularConfig, algorithm: AlgorithmConfig) -> list[dict[str, Any]]:
-    """One row per group of puzzles and outer iteration: predicted and measured success, means over the group, and the largest difference in it."""
+def recursion_rows(
+    variant: str, beta: float, table: MoveTable, settings: TabularConfig, algorithm: AlgorithmConfig, network: NetworkPolicy | None = None
+) -> list[dict[str, Any]]:
+    """One row per group of puzzles and outer iteration: predicted and measured success and nats from the maximiser, means over the group, and the
+    largest difference in it.
+    """
     start = success(table.logprobs, table.solving).numpy()
     predicted = predicted_success(variant, start, beta, settings.steps, settings.smoothing, algorithm)
-    measured = measured_success(variant, table, beta, settings, algorithm)
+    measured = measured_success(variant, table, beta, settings, algorithm, network)
     edges = (0.0, *GROUP_EDGES) if settings.lowest < GROUP_EDGES[0] else GROUP_EDGES
     rows = []
     for low, high in itertools.pairwise(edges):
         inside = (start >= low) & (start < high)
         for step in range(settings.steps + 1):
             if inside.any():
-                ours, theirs = measured[step, inside], predicted[step, inside]
+                ours, theirs = measured.success[step, inside], predicted[step, inside]
                 rows.append(
                     {
-                        "variant": variant, "beta": beta, "group": f"{low:g}-{high:g}", "puzzles": int(inside.sum()), "step": step,
+                        "variant": f"{variant}, network" if network else variant, "beta": beta, "group": f"{low:g}-{high:g}",
+                        "puzzles": int(inside.sum()), "step": step,
                         "start": float(start[inside].mean()), "predicted": float(theirs.mean()), "measured": float(ours.mean()),
-                        "largest_difference": float(np.abs(ours - theirs).max()),
+                        "largest_difference": float(np.abs(ours - theirs).max()), "kl_to_maximiser": float(measured.away[step, inside].mean()),
                     }
                 )  # fmt: skip
     return rows

@@ -201,22 +201,25 @@ def forward_maximiser(reference: Tensor, advantages: Tensor, beta: float) -> Ten
     return torch.where(policy > 0, lifted.clamp(min=1e-300).log(), reference)
 
 
+def ascent_loss(logprobs: Tensor, anchor: Tensor, advantages: Tensor, beta: float, forward: bool) -> Tensor:
+    """(P,): minus E_pi A - beta KL, but for a constant, of normalised log-probabilities (P, A) and those of the reference.
+
+    KL(pi || reference); ``forward``: KL(reference || pi), the gradient that the k3 estimator in the loss has on policy.
+    """
+    penalty = -anchor.exp() * logprobs if forward else logprobs.exp() * (logprobs - anchor)
+    return (beta * penalty - logprobs.exp() * advantages).sum(1)
+
+
 def climb(
     logits: Tensor, reference: Tensor, advantages: Tensor, beta: float, *, steps: int, rate: float, forward: bool = False
 ) -> Tensor:
-    """The same maximum by gradient ascent from ``logits``: Adam with a rate that falls to 0 along a cosine; what a network would do.
-
-    forward: with KL(reference || pi), the gradient that the k3 estimator in the loss has on policy, instead of KL(pi || reference).
-    """
+    """The same maximum by gradient ascent on ``ascent_loss`` from ``logits``: Adam with a rate that falls to 0 along a cosine."""
     anchor = torch.log_softmax(reference, 1)
-    anchor_policy = anchor.exp()
     leaf = logits.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([leaf], lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        logprobs = torch.log_softmax(leaf, 1)
-        penalty = -anchor_policy * logprobs if forward else logprobs.exp() * (logprobs - anchor)  # the KL, but for a constant
-        loss = (beta * penalty - logprobs.exp() * advantages).sum()
+        loss = ascent_loss(torch.log_softmax(leaf, 1), anchor, advantages, beta, forward).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

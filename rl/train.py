@@ -7,9 +7,9 @@ several processes each samples some groups, and ``gathering`` gives all of them 
 
 from __future__ import annotations
 
-import copy
 import functools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,26 @@ from tqdm import tqdm
 
 from chessrl import distributed, world
 from chessrl.budgets import resolve_rl, rl_passes
-from chessrl.checkpoint import load_model
-from chessrl.config import AlgorithmConfig, Config
-from chessrl.environment import Environment
+from chessrl.config import AlgorithmConfig, Config, RlConfig
+from chessrl.config_check import check_exact_kl
 from chessrl.errors import UserError
 from chessrl.evaluate import protocol_of, sample_policy
-from chessrl.model import Cost, Transformer, causal_pairs
-from chessrl.puzzles import Puzzle, prompt_tokens
+from chessrl.model import Cost, causal_pairs
 from chessrl.run import Run, adopt_parent, identity_of, read_summary, resolve_device
 from chessrl.sampler import NO_END_THINK, SamplingSettings
-from chessrl.training import Counters, Stopwatch, build_optimizer, learning_rate
-from chessrl.verifier import engine_identity, environment_of
+from chessrl.training import Stopwatch, learning_rate
+from chessrl.verifier import engine_identity
 from rl.credit import assign
 from rl.curriculum import curriculum_of, identified
-from rl.health import Watch, rollout_metrics
-from rl.judges import asks_engine, judges_of
+from rl.exact_kl import ExactKl, exact_kl
+from rl.health import rollout_metrics
+from rl.judges import asks_engine
 from rl.rewards import check_reward
-from rl.roots import Roots
 from rl.sampling import Scored, collect, rounds_of_step
-from rl.scoring import Scorer, lengths_of
+from rl.scoring import lengths_of
+from rl.setup import Setup, prepare
 from rl.state import RlState
 from rl.update import Batch, build_batch, score, score_values, update
-from rl.value import Learner, ValueHead
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -78,6 +76,7 @@ def check(config: Config) -> None:
             f"rl.prompts={config.rl.prompts} and rl.validation_puzzles={config.rl.validation_puzzles}: expected at least the number of "
             f"processes, {distributed.size()}, since each takes whole groups"
         )
+    check_exact_kl(config, config.rl.protocol == "think")
     if config.algorithm.minibatches > config.rl.prompts:
         raise UserError(
             f"algorithm.minibatches={config.algorithm.minibatches} is more than rl.prompts={config.rl.prompts}: a part needs a group"
@@ -86,103 +85,107 @@ def check(config: Config) -> None:
 
 def train(run: Run) -> None:
     """The whole stage, from the parent's policy to ``model/`` and ``summary.json``."""
-    config, settings, algorithm = run.config, run.config.rl, run.config.algorithm
-    parent = Path(config.parent)
-    model = load_model(parent / "model", precision=config.run.precision, device=run.device)
-    start = load_model(parent / "model", precision=config.run.precision, device=run.device).requires_grad_(False)
-    reference = copy.deepcopy(start) if algorithm.reference_period else start
-    learner = Learner(model, ValueHead(model.config, config.run.precision, run.device) if algorithm.advantage == "gae" else None)
-    cost = Cost.of(model.config)
-    puzzles = world.puzzles_of_split(config, "rl", settings.bins)
-    curriculum = curriculum_of(settings.curriculum, [puzzle.id for puzzle in puzzles], settings.prompts)
-    if curriculum.left_out:
-        tqdm.write("rl.curriculum left out: " + ", ".join(f"{reason} {count:,}" for reason, count in curriculum.left_out.items()))
-    validation = distributed.portion(world.puzzles_of_split(config, "validation", settings.bins)[: settings.validation_puzzles])
-    with distributed.first_process_first():  # which fills the cache of engine labels
-        environment, verifier = environment_of(config, puzzles, config.reward.accept)
-        judges = judges_of(config, puzzles, environment.to(run.device))
-    environment = environment.to(run.device)
-    validation_environment = environment_of(config, validation, "line")[0].to(run.device)
-    prompts = [prompt_tokens(puzzle, config.world.state, think=settings.protocol == "think") for puzzle in puzzles]
-    scorer = Scorer(config, model, start, environment, prompts, judges)
-    roots = Roots(puzzles, prompts, settings.temperature) if settings.protocol == "answer" else None
-    state = RlState(
-        model,
-        build_optimizer(learner, settings.optimizer),
-        value_head=learner.value_head,
-        reference=reference if algorithm.reference_period else None,
-        labels=scorer.labels,
-    )
+    settings, algorithm, setup = run.config.rl, run.config.algorithm, prepare(run)
+    state, model, stopwatch = setup.state, setup.state.model, Stopwatch()
     if resumed := run.resume():
         state.load(resumed)
-    stopwatch, watch = Stopwatch(), Watch(config.health)
-    for step in run.loop(state.step, settings.steps):
-        phase = curriculum.phase(step, settings.steps)
+    for step in run.loop(state.step, state.step if spent(state, settings) else settings.steps):
+        phase = setup.curriculum.phase(step, settings.steps)
         rounds = map(phase.pick, rounds_of_step(len(phase.puzzles), settings.prompts, settings.data_seed, phase.step))
-        sampled, kept = collect(rounds, functools.partial(scorer.score, step=step), algorithm)
-        exact = roots.measures(model, reference, sampled.puzzles()) if roots else {}
+        sampled, kept = collect(rounds, functools.partial(setup.scorer.score, step=step), algorithm)
+        at_roots = setup.roots.measures(model, setup.reference, sampled.puzzles()) if setup.roots else {}
         rate = learning_rate(settings.optimizer, step, settings.steps)
-        measures, batch = learn(learner, state, reference, kept, config, run.micro_batch_tokens, rate, step)
-        count_flops(state.counters, cost, sampled, batch, scorer.spent_elsewhere(), algorithm)
+        measures, trained = learn(setup, kept, run, rate, step)
+        count_cost(state, setup.cost, sampled, trained, setup.scorer.spent_elsewhere(), algorithm)
         state.step = step
         state.move_reference(algorithm)
-        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(sampled, algorithm) | exact
-        metrics |= {"sampling/dropped_tokens": batch.dropped if batch else 0} | kept_metrics(sampled, kept, algorithm)
+        last = step == settings.steps or spent(state, settings)
+        metrics = {"step": step, **state.counters.as_dict(), **measures, "lr": rate} | rollout_metrics(sampled, algorithm) | at_roots
+        metrics |= {"sampling/dropped_tokens": trained.batch.dropped if trained else 0} | kept_metrics(sampled, kept, algorithm)
         metrics |= stopwatch.lap(int(lengths_of(sampled.episodes).sum()))
-        if step % settings.validation_every == 0 or step == settings.steps:
-            solved = validate(model, validation_environment, validation, config)
-            metrics["validation/pass_at_1"] = solved
-            shown = {"reward": metrics.get("reward"), "validation pass@1": solved, "kl": measures.get("kl")}
-            text = ", ".join(f"{name} {value:.{4 if name == 'kl' else 3}f}" for name, value in shown.items() if value is not None)
-            tqdm.write(f"rl step {step}/{settings.steps}: {text}")
-        watch.look(step, metrics, sampled.parts)
+        if step % settings.validation_every == 0 or last:
+            metrics["validation/pass_at_1"] = validate(setup, run.config)
+            tqdm.write(f"rl step {step}/{settings.steps}: {progress(metrics)}")
+        state.watch.look(step, metrics, sampled.parts)
         run.log(metrics)
         if step in settings.save_steps:
             run.export(model, f"models/step-{step}")
-        run.checkpoint(step, step == settings.steps, state.state_dict)
+        run.checkpoint(step, last, state.state_dict)
+        if last:
+            break
     run.export(model, "model")
-    ancestors = read_summary(parent)
-    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]} | verifier
-    values["tokens_per_sequence"] = state.counters.tokens / (state.step * settings.prompts * algorithm.group)
+    summarise(run, setup)
+
+
+def spent(state: RlState, settings: RlConfig) -> bool:
+    """Whether another step, at the mean cost of those so far, would go beyond ``rl.tokens`` or ``rl.flops``; they are kept beside ``rl.steps`` where
+    a step's cost is not known beforehand (``chessrl.budgets``).
+    """
+    limits = ((settings.tokens, state.counters.tokens), (settings.flops, state.counters.flops))
+    return state.step > 0 and any(limit is not None and value * (state.step + 1) / state.step > limit for limit, value in limits)
+
+
+def progress(metrics: Mapping[str, float]) -> str:
+    """What a validation tells on one line."""
+    shown = {"reward": "reward", "validation pass@1": "validation/pass_at_1", "kl": "kl"}
+    return ", ".join(f"{name} {metrics[key]:.{4 if name == 'kl' else 3}f}" for name, key in shown.items() if key in metrics)
+
+
+def summarise(run: Run, setup: Setup) -> None:
+    """Write ``summary.json``. ``tokens_per_sequence`` is the mean over all episodes that were sampled, whatever for."""
+    state, settings = setup.state, run.config.rl
+    ancestors = read_summary(Path(run.config.parent))
+    values = state.counters.as_dict() | {"step": state.step, "traces": settings.protocol == "think", "world": ancestors["world"]} | setup.verifier
+    values["tokens_per_sequence"] = state.counters.tokens / state.sequences
     values["flops_by_stage"] = ancestors["flops_by_stage"] | {"rl": ancestors["flops_by_stage"].get("rl", 0) + state.counters.flops}
-    run.summarise(model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
+    run.summarise(state.model.config, ancestors["parents"] | {ancestors["stage"]: ancestors["run_id"]}, values)
 
 
-def learn(
-    learner: Learner, state: RlState, reference: Transformer, kept: Scored, config: Config, budget: int, rate: float, step: int
-) -> tuple[dict[str, float], Batch | None]:
-    """Update the policy on the groups that a step kept: what it measured, and the batch; nothing where it kept none."""
-    settings, algorithm = config.rl, config.algorithm
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a step's update was made on."""
+
+    batch: Batch
+    decisions: ExactKl | None  # with algorithm.kl=exact
+
+
+def learn(setup: Setup, kept: Scored, run: Run, rate: float, step: int) -> tuple[dict[str, float], Trained | None]:
+    """Update the policy on the groups that a step kept: what it measured, and on what; nothing where it kept none."""
+    settings, algorithm, budget, learner = run.config.rl, run.config.algorithm, run.micro_batch_tokens, setup.learner
     if not len(kept.rewards):
         return {}, None
     episodes = kept.episodes
     batch = build_batch(episodes, episodes.outcome == NO_END_THINK if algorithm.overlong_filter else None)
-    reference_logprobs = score(reference, batch, settings.temperature, budget)
+    reference_logprobs = score(setup.reference, batch, settings.temperature, budget)
+    decisions = exact_kl(episodes, setup.moves, setup.reference, settings.temperature, budget) if setup.moves else None
     values = score_values(learner, batch, budget) if learner.value_head else None
     credit = assign(kept.rewards, batch.policy, batch.sampled, reference_logprobs, algorithm, values)
     measures = update(
-        learner, state.optimizer, batch, credit, reference_logprobs, algorithm, settings.optimizer,
+        learner, setup.state.optimizer, batch, credit, reference_logprobs, algorithm, settings.optimizer, decisions,
         rate=rate, temperature=settings.temperature, budget=budget, seed=settings.data_seed, step=step,
     )  # fmt: skip
-    return measures, batch
+    return measures, Trained(batch, decisions)
 
 
-def count_flops(
-    counters: Counters, cost: Cost, sampled: Scored, batch: Batch | None, elsewhere: Tensor, algorithm: AlgorithmConfig
-) -> None:
+def count_cost(state: RlState, cost: Cost, sampled: Scored, trained: Trained | None, elsewhere: Tensor, algorithm: AlgorithmConfig) -> None:
     """2N sampling + 2N reference + 6N x epochs per token of prompt and episode (science.md 11; stored log-probabilities are not recomputed).
 
     What is sampled and not trained on costs 2N: groups that were filtered out, and the episodes ``elsewhere`` (lengths) of labels and greedy
-    baselines. The shared prefill makes sampling cheaper than counted here by (G - 1) prompts a group: the count is the convention's, not the
-    machine's.
+    baselines. The legal moves of an exact KL are no rollout's tokens, but their passes of reference and epochs are counted. The shared prefill
+    makes sampling cheaper than counted here by (G - 1) prompts a group: the count is the convention's, not the machine's.
     """
+    counters = state.counters
     lengths = torch.cat([lengths_of(sampled.episodes).cpu(), elsewhere])
+    state.sequences += len(lengths)
     counters.tokens += int(lengths.sum())
     counters.add_flops(cost.forward_flops(int(lengths.sum())), cost.attention_flops(causal_pairs(lengths)))
-    if batch is not None:
-        passes = rl_passes(algorithm) - 1
-        counters.loss_tokens += int(batch.policy.sum())
-        tokens, pairs = int(batch.lengths.sum()), causal_pairs(batch.lengths)
+    if trained is None:
+        return
+    passes, batch = rl_passes(algorithm) - 1, trained.batch
+    counters.loss_tokens += int(batch.policy.sum())
+    counters.add_flops(passes * cost.forward_flops(int(batch.lengths.sum())), passes * cost.attention_flops(causal_pairs(batch.lengths)))
+    if trained.decisions is not None:
+        (tokens, pairs), passes = trained.decisions.cost(), 1 + 3 * algorithm.epochs
         counters.add_flops(passes * cost.forward_flops(tokens), passes * cost.attention_flops(pairs))
 
 
@@ -193,12 +196,15 @@ def kept_metrics(sampled: Scored, kept: Scored, algorithm: AlgorithmConfig) -> d
     return {"sampling/groups_sampled": len(sampled.rewards), "sampling/groups_kept": len(kept.rewards)}
 
 
-def validate(model: Transformer, environment: Environment, puzzles: list[Puzzle], config: Config) -> float:
-    """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step. ``puzzles``: this process's share."""
+def validate(setup: Setup, config: Config) -> float:
+    """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step."""
     settings = config.rl
     sampling = SamplingSettings(
         settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation"
     )
-    table = sample_policy(model, environment, puzzles, config.world.state, settings.validation_samples, sampling, config.evaluate.batch)
+    table = sample_policy(
+        setup.state.model, setup.validation_environment, setup.validation, config.world.state, settings.validation_samples, sampling,
+        config.evaluate.batch,
+    )  # fmt: skip
     solved, samples = distributed.sum_array(np.array([table["solved"].sum(), len(table)], np.float64))
     return float(solved / samples)

@@ -14,11 +14,12 @@ from chessrl.model import Transformer, token_entropies, token_logprobs
 from chessrl.sampler import Rollout
 from chessrl.training import next_token_logprobs, optimizer_step, own_micro_batches
 from rl.credit import Credit
+from rl.exact_kl import ExactKl, accumulate_kl
 from rl.objective import token_terms, token_weights
 from rl.value import Learner
 
-# Sums over a minibatch's tokens; value_loss only with a value head.
-MEASURES = ("loss", "kl", "kl_from_reference", "clip_ratio/low", "clip_ratio/high", "sampling/logp_difference/mean", "value_loss")
+# Sums over a minibatch's tokens; besides value_loss with a value head, and kl_exact with the exact KL.
+MEASURES = ("loss", "kl", "kl_from_reference", "clip_ratio/low", "clip_ratio/high", "sampling/logp_difference/mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,22 @@ def minibatches(prompts: int, group: int, parts: int, seed: int, step: int, epoc
 
 
 def accumulate_gradient(
-    learner: Learner, batch: Batch, credit: Credit, reference: Tensor, algorithm: AlgorithmConfig, temperature: float, budget: int
+    learner: Learner, batch: Batch, credit: Credit, reference: Tensor, algorithm: AlgorithmConfig, temperature: float, budget: int,
+    exact: ExactKl | None = None,
 ) -> dict[str, float]:
     """Add the gradient of one minibatch, the same for every size of micro-batch: weights are fixed over the whole before it is cut up.
 
-    Of several processes each adds its share's part of that gradient; the measures are of the whole minibatch.
+    Of several processes each adds its share's part of that gradient; the measures are of the whole minibatch. ``exact``: the episodes'
+    decisions, for kl=exact. A decision's KL is that of all its tokens, so it counts once with the weight of a token of its episode.
 
-    Returns means over the policy's tokens: loss (weighted as in the objective), KL both ways, clip shares, drift from the sampler.
-    """
+    Returns means over the policy's tokens: loss (weighted as in the objective), KL both ways, clip shares, drift from the sampler; of the
+    exact KL (kl_exact) the mean over visited decisions.
+    """  # fmt: skip
     weights = token_weights(batch.policy, algorithm.loss_norm, algorithm.loss_budget)
     tokens = max(1, int(batch.policy.sum()))
-    sums = dict.fromkeys(MEASURES if credit.returns is not None else MEASURES[:-1], 0.0)
+    sums = dict.fromkeys(MEASURES, 0.0)
+    if credit.returns is not None:
+        sums["value_loss"] = 0.0
     drift = 0.0
     for places in own_micro_batches(batch.lengths.tolist(), budget):
         part, index = batch.rows(places), torch.as_tensor(places, device=batch.tokens.device)
@@ -142,6 +148,9 @@ def accumulate_gradient(
         sums["clip_ratio/low"] += (terms.clipped_low & part.policy).sum().item() / tokens
         sums["clip_ratio/high"] += (terms.clipped_high & part.policy).sum().item() / tokens
         sums["sampling/logp_difference/mean"] += difference.sum().item() / tokens
+    if exact is not None:
+        added, sums["kl_exact"] = accumulate_kl(learner.policy, exact, algorithm.beta * weights.amax(1), temperature, budget)
+        sums["loss"] += added
     totals = distributed.sum_array(np.array(list(sums.values())))
     return dict(zip(sums, totals.tolist())) | {"sampling/logp_difference/max": distributed.maximum(drift)}
 
@@ -154,6 +163,7 @@ def update(
     reference: Tensor,
     algorithm: AlgorithmConfig,
     settings: OptimizerConfig,
+    exact: ExactKl | None = None,
     *,
     rate: float,
     temperature: float,
@@ -167,7 +177,8 @@ def update(
     for epoch in range(algorithm.epochs):
         for rows in minibatches(prompts, algorithm.group, algorithm.minibatches, seed, step, epoch):
             part, index = batch.rows(rows), torch.as_tensor(rows, device=batch.tokens.device)
-            measures = accumulate_gradient(learner, part, credit.rows(index), reference[index], algorithm, temperature, budget)
+            decisions = exact.rows(index) if exact is not None else None
+            measures = accumulate_gradient(learner, part, credit.rows(index), reference[index], algorithm, temperature, budget, decisions)
             norm = optimizer_step(learner, optimizer, rate, settings.clip)
             measured.append(measures | {"grad_norm": norm.item()})
     means = {key: float(np.mean([measures[key] for measures in measured])) for key in measured[0]}

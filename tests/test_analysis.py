@@ -279,9 +279,13 @@ def test_reward_section_says_which_bins_are_validated_and_draws_one_part_once(
 
 def test_the_oracle_and_its_gap_are_no_parts_of_the_reward(built: list[Path], tmp_path: Path) -> None:
     rl = copy_unevaluated(built[0], tmp_path)
-    lines = [json.loads(line) | {"reward/oracle": 0.4, "reward/gap": 0.0} for line in (rl / "metrics.jsonl").read_text().splitlines()]
+    audit = {"reward/verifier": 0.5, "reward/oracle": 0.4, "reward/gap": 0.1}
+    lines = [json.loads(line) | audit for line in (rl / "metrics.jsonl").read_text().splitlines()]
     (rl / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [axes.get_ylabel() for axes in sections_of([rl])["reward"].figure.axes] == ["reward", "validation pass@1\n(B1, B2 only)"]
+    found = sections_of([rl])
+    assert [axes.get_ylabel() for axes in found["reward"].figure.axes] == ["reward", "validation pass@1\n(B1, B2 only)"]
+    shares, gap = found["rl_verifier"].figure.axes
+    assert {text.get_text() for text in shares.get_legend().get_texts()} == {"verifier", "oracle"} and gap.get_ylabel() == "verifier less oracle"
 
 
 def test_clipped_tokens_that_cannot_be_are_explained_and_drawn_from_zero(

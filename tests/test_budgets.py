@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from chessrl import world
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, resolve_rl, rl_passes, rl_step_flops, scale_rate
 from chessrl.config import AlgorithmConfig, Config, OptimizerConfig, PretrainConfig, RlConfig
 from chessrl.errors import UserError
@@ -16,7 +17,7 @@ from chessrl.launch import compose, launch
 from chessrl.learning_rates import best_rate, fit_rule, main, read_losses
 from chessrl.model import Cost
 from chessrl.pipeline import run_pipeline
-from chessrl.run import identity_of
+from chessrl.run import Run, identity_of
 from tests import tiny
 
 
@@ -65,6 +66,8 @@ def test_new_keys_at_their_defaults_enter_no_identity():
         (["budget.flops=1e16", "pretrain.steps=5"], r"pretrain\.steps=5 and budget\.flops=1e\+16 are two measures of one budget"),
         (["budget.flops=1e16", "rl.tokens=5"], r"rl\.tokens=5 and budget\.flops=1e\+16 are two measures"),
         (["budget.flops=1e16"], r"budget\.flops=1e\+16 with budget\.alpha=1 leaves 0 FLOPs to RL, less than the .* of one step"),
+        (["algorithm.kl=exact"], r"algorithm\.kl=exact sums over legal moves, and traces come before them"),
+        (["rl.tokens=9_000_000", "rl.flops=1e12"], r"rl\.tokens=9000000 and rl\.flops=1e\+12 are two measures"),
         (["pretrain.tokens=2_000_000", "budget.corpus_tokens=1_000_000"], r"pretrain\.tokens=2,000,000 is more than the 1,000,000 tokens"),
     ],
 )  # fmt: skip
@@ -133,6 +136,56 @@ def test_an_rl_run_under_a_budget_spends_about_what_is_left(tiny_runs, tmp_path)
     summary = json.loads((directory / "summary.json").read_text())
     assert status == 0 and config.rl.steps == summary["step"] > 1
     assert summary["flops"] == pytest.approx(0.75 * 2e9, rel=0.5)
+
+
+DYNAMIC = ["algorithm.sampling=dynamic", "algorithm.sampling_rounds=4"]
+
+
+def test_greedy_baselines_are_part_of_a_steps_cost():
+    config = config_of("rl.prompts=4", "algorithm.group=8", "algorithm.baseline=greedy", "rl.tokens=100_000")
+    assert rl_step_flops(config, 100) == (10 * 4 * 8 + 2 * 4) * n_of(config) * 100
+    resolve_rl(config, {"tokens_per_sequence": 50.0})
+    assert (config.rl.steps, config.rl.tokens) == (100_000 // ((32 + 4) * 50), None)
+
+
+@pytest.mark.parametrize("extra", [DYNAMIC, ["algorithm.kl=exact"], ["+reward.weights.majority=1"]])
+def test_a_budget_stays_beside_the_steps_where_a_step_has_no_fixed_cost(extra):
+    config = config_of("budget.flops=6.5e15", "budget.alpha=0.2", "rl.prompts=4", *extra)
+    for _ in range(2):  # an identity may be asked for more than once
+        resolve_rl(config, {"tokens_per_sequence": 70.5})
+    assert config.rl.flops == pytest.approx(0.8 * 6.5e15) and config.rl.steps == int(0.8 * 6.5e15 / (10 * n_of(config) * 32 * 70.5))
+    given = config_of("rl.tokens=100_000", "rl.prompts=4", *extra)
+    resolve_rl(given, {"tokens_per_sequence": 50.0})
+    assert (given.rl.steps, given.rl.tokens) == (62, 100_000)
+    assert identity_of(given.rl) != identity_of(config_of("rl.steps=62", "rl.prompts=4").rl)
+    for key in ("rl.curriculum.order=easy_to_hard", "rl.optimizer.schedule=cosine"):
+        with pytest.raises(UserError, match=f"{key} is laid out over rl.steps"):
+            resolve_rl(config_of("rl.tokens=100_000", key, *extra), {"tokens_per_sequence": 50.0})
+
+
+def test_a_run_that_samples_groups_again_ends_when_its_tokens_are_used_up(tiny_runs, tmp_path, monkeypatch):
+    """What is sampled in place of groups without a signal is paid from the same budget; a run killed after its last state ends there as well."""
+    whole = world.puzzles_of_split
+    monkeypatch.setattr(world, "puzzles_of_split", lambda *arguments: whole(*arguments)[:40])
+    outputs = tiny.share_data(tmp_path, tiny_runs)
+    words = [f"parent={tiny_runs['sft']}", "rl.tokens=8000", "run.checkpoint_steps=1", *DYNAMIC]
+    summarise = Run.summarise
+
+    def killed(self, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "summarise", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.start("rl", tiny.config("rl", outputs, *words))
+    monkeypatch.setattr(Run, "summarise", summarise)
+    config = tiny.config("rl", outputs, *words)
+    status, directory = tiny.start("rl", config)
+    lines, summary = tiny.metrics_of(directory), json.loads((directory / "summary.json").read_text())
+    assert status == 0 and len(lines) == summary["step"] < config.rl.steps
+    assert summary["tokens"] <= 8000 < summary["tokens"] * (1 + 1.01 / summary["step"])
+    groups = sum(line["sampling/groups_sampled"] for line in lines)
+    assert groups > 4 * summary["step"] and summary["tokens_per_sequence"] == pytest.approx(summary["tokens"] / (8 * groups))
+    assert "validation/pass_at_1" in lines[-1]
 
 
 # ---- the learning rate of a size ------------------------------------------------------------------------------------------------------------

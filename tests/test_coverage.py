@@ -9,23 +9,25 @@ import pytest
 
 from analysis import coverage
 from chessrl.statistics import pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
+from chessrl.tiers import newly_solved
 
 
 def test_exact_pass_at_k_is_stable_at_a_million_samples() -> None:
-    values = coverage.exact_pass_at_k(np.array([0.0, 1e-9, 1e-6, 0.5, 1.0]), [1, 1_000_000])
+    values = pass_at_k_objective(np.array([[0.0], [1e-9], [1e-6], [0.5], [1.0]]), [1, 1_000_000])
     with localcontext() as context:
         context.prec = 60
         rare = [float(1 - (1 - Decimal(p)) ** 1_000_000) for p in ("1e-9", "1e-6")]
     expected = [[0, 0], [1e-9, rare[0]], [1e-6, rare[1]], [0.5, 1], [1, 1]]
     np.testing.assert_allclose(values, expected, rtol=1e-12)
     with pytest.raises(ValueError, match="probabilities"):
-        coverage.exact_pass_at_k(np.array([1.1]), [1])
+        pass_at_k_objective(np.array([1.1]), 1)
 
 
 def test_the_unbiased_estimator_has_the_exact_value_as_its_mean() -> None:
     p, n, k = 0.23, 12, 5
     mean = sum(comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
-    assert mean == pytest.approx(coverage.exact_pass_at_k(np.array([p]), [k])[0, 0])
+    assert mean == pytest.approx(pass_at_k_objective(p, k))
 
 
 def test_a_planted_crossover_is_found() -> None:
@@ -34,7 +36,7 @@ def test_a_planted_crossover_is_found() -> None:
     ks = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     base = np.where(np.arange(400) < 240, 0.08, 0.0)
     trained = np.where(np.arange(400) < 200, 0.9, 0.0)
-    curves = [coverage.exact_pass_at_k(policy, ks) for policy in (base, trained)]
+    curves = [pass_at_k_objective(policy[:, None], ks) for policy in (base, trained)]
     found = coverage.crossover(*curves, ks, rng)
     means = [curve.mean(0) for curve in curves]
     assert found.k == next(k for k, a, b in zip(ks, *means) if a >= b) == 32
@@ -70,10 +72,10 @@ def test_the_null_is_what_the_base_itself_solves_when_sampled_again() -> None:
             if not outcomes[list(first)].any():
                 first_fails += 1
                 newly += outcomes[list(second)].any()
-    found = coverage.newly_solved(np.array([c]), np.array([n]), np.array([0.7]), k)
-    assert found["null"] == pytest.approx(newly / first_fails)
-    assert found["newly_solved"] == pytest.approx(0.7)
-    assert found["unsolved"] == pytest.approx(comb(4, 2) / comb(6, 2))
+    found = newly_solved(*(1 - pass_at_k(np.array([n]), np.array([c]), count) for count in (k, 2 * k)), np.array([0.7]))
+    assert found.null_share == pytest.approx(newly / first_fails)
+    assert found.share == pytest.approx(0.7)
+    assert found.unsolved == pytest.approx(comb(4, 2) / comb(6, 2))
 
 
 def test_a_base_trained_on_nothing_new_shows_the_null_alone() -> None:
@@ -81,10 +83,10 @@ def test_a_base_trained_on_nothing_new_shows_the_null_alone() -> None:
     rng = np.random.default_rng(0)
     p = 10 ** rng.uniform(-4, 0, 40_000)
     counts = rng.binomial(1024, p)
-    again = coverage.exact_pass_at_k(p, [256])[:, 0]
-    found = coverage.newly_solved(counts, np.full(len(p), 1024), again, 256)
-    assert found["null"] == pytest.approx(0.214, abs=0.01)
-    assert found["newly_solved"] == pytest.approx(found["null"], abs=0.02)
+    again = pass_at_k_objective(p, 256)
+    found = newly_solved(*(1 - pass_at_k(1024, counts, k) for k in (256, 512)), again)
+    assert found.null_share == pytest.approx(0.214, abs=0.01)
+    assert found.share == pytest.approx(found.null_share, abs=0.02)
 
 
 def test_majority_is_exact_when_all_samples_vote() -> None:

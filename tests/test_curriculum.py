@@ -17,11 +17,11 @@ from chessrl.tiers import (
     TIERS,
     boundary_puzzles,
     expanded,
-    expected_null,
     log_uniform_null,
     main,
     migration_table,
-    newly_solved,
+    newly_solved_by_samples,
+    newly_solved_exactly,
     read_measured,
     tier_counts,
     tiers_of_probabilities,
@@ -105,24 +105,26 @@ def test_null_under_a_log_uniform_success():
     assert [round(100 * log_uniform_null(lowest), 1) for lowest in (1e-6, 1e-5, 1e-4)] == [9.0, 12.8, 21.4]
 
 
-def test_expected_null_equals_a_simulation():
+def test_the_null_of_exact_probabilities_equals_a_simulation():
     p = np.exp(np.random.default_rng(0).uniform(np.log(1e-5), 0, 4000))
     generator = np.random.default_rng(1)
     counts = [generator.binomial(256, p) == 0 for _ in range(2)]
-    unsolved, null = expected_null(p)
-    assert counts[0].sum() == pytest.approx(unsolved, rel=0.05)
-    assert (counts[0] & ~counts[1]).sum() == pytest.approx(null, rel=0.1)
-    assert null / unsolved == pytest.approx(log_uniform_null(1e-5), abs=0.01)
+    better = np.minimum(3 * p, 1.0)
+    found, solved = newly_solved_exactly(p, better), generator.binomial(256, better) > 0
+    assert counts[0].sum() == pytest.approx(found.unsolved, rel=0.05)
+    assert (counts[0] & ~counts[1]).sum() == pytest.approx(found.null, rel=0.1)
+    assert (counts[0] & solved).sum() == pytest.approx(found.solved, rel=0.1)
+    assert found.null_share == pytest.approx(log_uniform_null(1e-5), abs=0.01)
 
 
 def test_newly_solved_beside_the_base_sampled_again():
     base = tiers_of_samples(samples_of({"a": 1, "b": 0, "c": 0, "d": 0, "e": 0}))
     later = tiers_of_samples(samples_of({"a": 0, "b": 3, "c": 0, "d": 200, "e": 9}))
     fresh = tiers_of_samples(samples_of({"a": 1, "b": 250, "c": 0, "d": 0, "e": 0}))
-    found = newly_solved(base, later, fresh)
+    found = newly_solved_by_samples(base, later, fresh)
     assert (found.unsolved, found.solved, found.null, found.share, found.null_share) == (4, 3, 1.0, 0.75, 0.25)
     with pytest.raises(UserError, match="expected the same puzzles"):
-        newly_solved(base, later, fresh[fresh["puzzle"] != "a"])
+        newly_solved_by_samples(base, later, fresh[fresh["puzzle"] != "a"])
 
 
 def test_expansion_needs_to_cross_the_threshold():

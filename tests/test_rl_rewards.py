@@ -35,6 +35,7 @@ from rl.rewards import (
     overlong_penalty,
     reward_parts,
     total_reward,
+    verdict,
 )
 from tests.test_sampler import PUZZLES, trained_model
 
@@ -303,6 +304,24 @@ def test_an_oracle_engine_accepts_its_own_moves_the_lines_and_mates(monkeypatch)
         assert bool(verdict[row]) == (bool(result.by_line[row]) or by_oracle), (OUTCOMES[code], moves)
         approved += by_oracle
     assert approved > 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({"line": 1.0}, [1.0, 0.0, 0.0]),
+        ({"line": 2.0, "format": 0.5, "length": -0.1}, [1.0, 0.0, 0.0]),  # what shapes the reward opens no gap
+        ({"engine": 1.0, "line": 3.0}, [1.0, 0.25, 0.0]),
+        ({"format": 0.5, "length": -0.5}, [0.75, 0.9, 0.4]),  # no verifier: all parts, from -0.5 .. 0.5 to 0 .. 1
+        ({"line": -1.0}, [0.0, 1.0, 1.0]),
+    ],
+)
+def test_the_verdict_that_the_oracle_is_compared_with_by_hand(weights, expected):
+    parts = {"line": [1.0, 0.0, 0.0], "engine": [1.0, 1.0, 0.0], "format": [1.0, 1.0, 0.0], "length": [0.5, 0.2, 0.2]}
+    found = verdict({part: torch.tensor(parts[part]) for part in weights}, weights)
+    assert found.tolist() == pytest.approx(expected)
+    untold = verdict({part: torch.tensor([math.nan, 0.0, 0.0]) for part in weights}, weights)
+    assert untold.isnan().tolist() == [True, False, False]
 
 
 # ---- what cannot be told ----------------------------------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ def test_every_reward_that_needs_no_engine_is_paid_and_logged(name, tiny_runs, t
     for part in config.reward.weights:
         assert (f"reward/{part}" in line) == (line["frac_reward_untold"] < 1)
     if line["frac_reward_untold"] == 0:
-        assert line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
+        assert line["reward/gap"] == pytest.approx(line["reward/verifier"] - line["reward/oracle"])
+        alone = name not in ("line_format", "short")  # format and length shape the reward and judge nothing
+        assert line["reward/verifier"] == pytest.approx(line["reward" if alone else "reward/line"])
 
 
 @needs_stockfish
@@ -106,7 +108,8 @@ def scored(rewards: list[list[float]], puzzles: list[int]) -> Scored:
     blank = {field.name: torch.zeros(count, dtype=torch.int64) for field in dataclasses.fields(Rollout)}
     blank["puzzles"] = torch.tensor(puzzles).repeat_interleave(table.shape[1])
     blank["policy"], blank["entropies"] = torch.ones(count, 1, dtype=torch.bool), torch.zeros(count, 1)
-    return Scored(Rollout(**blank), {"part": table.flatten()}, table, table.flatten(), table.flatten() > 0, blank["puzzles"])
+    flat = table.flatten()
+    return Scored(Rollout(**blank), {"part": flat}, table, flat, flat, flat > 0, blank["puzzles"])
 
 
 def test_dynamic_sampling_fills_the_step_with_groups_that_vary_in_the_order_in_which_they_came():
@@ -281,7 +284,7 @@ WELL = {
         ("kl", {"kl_from_reference": 2.0}, "crossed health.kl=1"),
         ("drift", {"sampling/logp_difference/mean": 0.2}, "crossed health.drift=0.05: sampler and trainer disagree"),
         ("grad_norm", {"grad_norm": 1e4}, "crossed health.grad_norm=100"),
-        ("reward_gap", {"reward/gap": 0.6}, "crossed health.reward_gap=0.3: the reward rises without the oracle's"),
+        ("reward_gap", {"reward/gap": 0.6}, "crossed health.reward_gap=0.3: the verifier's verdict rises without"),
     ],
 )
 def test_a_bound_that_is_crossed_is_told_once(name, values, message, capsys):
@@ -293,6 +296,20 @@ def test_a_bound_that_is_crossed_is_told_once(name, values, message, capsys):
         watch.look(step, WELL | values, parts)
     output = capsys.readouterr().out
     assert output.count(message) == 1 and output.startswith("rl: step 2") and output.count("\n") == 1
+
+
+def test_a_resume_remembers_the_first_gap_and_what_was_told(capsys):
+    """Else a gap that widened before the stop would be the new start, and the warning would never come."""
+    parts, watch = {"line": torch.tensor([1.0, 1.0])}, Watch(HealthConfig(constant_steps=3))
+    watch.look(1, WELL | {"entropy": 0.001}, parts)
+    watch.look(2, WELL | {"reward/gap": 0.35}, parts)
+    assert capsys.readouterr().out.count("the policy has collapsed") == 1
+    resumed = Watch(HealthConfig(constant_steps=3))
+    resumed.load_state_dict(watch.state_dict())
+    resumed.look(3, WELL | {"reward/gap": 0.45, "entropy": 0.001}, parts)
+    output = capsys.readouterr().out
+    assert "crossed health.reward_gap=0.3" in output and "collapsed" not in output, "0.45 is 0.35 above the first gap, told once"
+    assert "reward part line was the same for every episode for 3 steps" in output
 
 
 def test_a_reward_part_that_never_varies_is_told_after_so_many_steps_and_an_untold_one_as_well(capsys):
