@@ -1,6 +1,6 @@
 """How much verifier a policy needs: what Stockfish accepts, at several limits, of the answers that a policy would give, against the proven line.
 
-    python -m chessrl.verifier_audit evaluations=FOLDER,FOLDER,... out=FOLDER [nodes=1,10,100,1000] [depths=1,2,4,8] [max_puzzles=N]
+    python -m chessrl.verifier_nodes evaluations=FOLDER,FOLDER,... out=FOLDER [nodes=1,10,100,1000] [depths=1,2,4,8] [max_puzzles=N]
 
 Each evaluation holds ``policy.parquet`` (``evaluate.policy_traces``), so nothing is sampled: probabilities of a policy's answers are added up. An
 answer is judged as the reward ``engine`` judges an episode: every move is the line's, a mate, or within ``delta`` of the best by the engine. It is
@@ -37,7 +37,7 @@ POLICY_FILE = "policy.parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class AuditSettings:
+class NodesSettings:
     """Keys of the command. Limits: ``nodes`` per move (each searched by itself), ``depths`` in plies (all moves in one search)."""
 
     evaluations: tuple[str, ...]
@@ -54,7 +54,7 @@ class AuditSettings:
 Accepted = Mapping[str, Collection[str]]  # by position, UCI; a position that the engine could not score has none
 
 
-def limits_of(settings: AuditSettings) -> list[EngineConfig]:
+def limits_of(settings: NodesSettings) -> list[EngineConfig]:
     """The engines to ask. Raises UserError on a limit that is no count."""
     found = []
     for key, mode, values in (("nodes", "searchmoves", settings.nodes), ("depths", "depth", settings.depths)):
@@ -102,7 +102,7 @@ def judged(puzzle: Puzzle, rows: pd.DataFrame, accepted: Accepted) -> tuple[floa
     return right, accepts, recalled
 
 
-def verdicts(policies: Sequence[pd.DataFrame], puzzles: Mapping[str, Puzzle], settings: AuditSettings, cache: Path) -> Iterator[pd.DataFrame]:
+def verdicts(policies: Sequence[pd.DataFrame], puzzles: Mapping[str, Puzzle], settings: NodesSettings, cache: Path) -> Iterator[pd.DataFrame]:
     """VERDICT_COLUMNS of each limit, for all policies; labels go to ``cache``, so that a command that was stopped finds them again."""
     boards = {position_key(board): board for puzzle in puzzles.values() for board, _, _ in solver_decisions(puzzle)}
     for limit in limits_of(settings):
@@ -124,7 +124,7 @@ def verdicts(policies: Sequence[pd.DataFrame], puzzles: Mapping[str, Puzzle], se
 
 
 def main(arguments: list[str]) -> None:
-    settings = parse_settings(AuditSettings, arguments)
+    settings = parse_settings(NodesSettings, arguments)
     tables = [read_policy(Path(folder)) for folder in settings.evaluations]
     names = sorted(set.intersection(*(set(table["puzzle"]) for table in tables)))[: settings.max_puzzles or None]
     known = {puzzle.id: puzzle for puzzle in load_puzzles(Path(settings.puzzles) if settings.puzzles else PACK / PUZZLES_FILE)}
