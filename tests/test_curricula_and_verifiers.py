@@ -15,11 +15,14 @@ from analysis import curriculum, verifiers
 from analysis.curriculum import Policies, newly_solved_table
 from analysis.read import read_runs
 from analysis.verifiers import Verifier, gaps_table, predicted_rate
+from chessrl import world
 from chessrl.config import AlgorithmConfig
 from chessrl.errors import UserError
+from chessrl.launch import compose
 from chessrl.tiers import expected_null
 from rl.tabular_policy import move_table, success
 from rl.tabular_update import expected_step, noisy_reward
+from tests import tiny
 from tests.test_comparison import PUZZLES, write_policy
 from tests.test_comparison import success as success_of
 
@@ -156,6 +159,23 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
         assert rates.loc[name, "difference"] == pytest.approx((success_of("start", lift) - success_of("start", 0)).mean())
     assert rates["predicted_rate"].iloc[0] == pytest.approx(1) and rates["predicted_rate"].iloc[1] < 0
     assert gaps["gap_change"].tolist() == pytest.approx([0.4, 0.4])  # means over steps 21-30 and 1-10
+
+
+@needs_stockfish
+def test_the_shallow_verifier_preset_runs_at_toy_size(tiny_runs, tmp_path, monkeypatch):
+    """On a few mates in two: what the engine pays at depth 1 and the line does not is the gap."""
+    of_split = world.puzzles_of_split
+    monkeypatch.setattr(world, "puzzles_of_split", lambda config, split, bins=(): of_split(config, split, bins)[:12])
+    sizes = ["world.max_games=300", "run.device=cpu", "engine.workers=1", "engine.depth=1", "rl.steps=2", "rl.prompts=4", "rl.bins=[B3]"]
+    given = ["experiment=shallow_verifier", *sizes, "rl.save_steps=[]", f"outputs={tmp_path}", f"parent={tiny_runs['sft']}"]
+    status, directory = tiny.start("rl", compose("rl", given))
+    lines = tiny.metrics_of(directory)
+    assert status == 0 and len(lines) == 2
+    for line in lines:
+        assert line["reward"] == line["reward/engine"] >= line["reward/oracle"]
+        assert line["reward/gap"] == pytest.approx(line["reward"] - line["reward/oracle"])
+    (run,) = read_runs([directory])
+    assert verifiers.verifier_of(run).name == "engine, depth 1"
 
 
 def test_gaps_by_hand():
