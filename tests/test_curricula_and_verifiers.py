@@ -25,6 +25,7 @@ from rl.tabular_update import expected_step, noisy_reward
 from tests import tiny
 from tests.test_comparison import PUZZLES, write_policy
 from tests.test_comparison import success as success_of
+from tests.test_endgame import needs_stockfish
 
 # ---- the null ---------------------------------------------------------------------------------------------------------------------------
 
