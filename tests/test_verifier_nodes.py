@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import verifier_nodes as nodes_analysis
 from chessrl.endgame import PACK, PUZZLES_FILE
 from chessrl.engine_labels import position_key
 from chessrl.environment import solver_decisions
@@ -114,3 +115,31 @@ def test_limits_that_are_no_counts_are_refused(given, message, tmp_path):
 def test_an_evaluation_without_a_policy_is_named(tmp_path):
     with pytest.raises(UserError, match=r"policy\.parquet: no such file; evaluate the run with evaluate\.policy_traces=1"):
         main([f"evaluations={tmp_path}", f"out={tmp_path / 'out'}"])
+
+
+# ---- the table and figure ----------------------------------------------------------------------------------------------------------------
+
+
+def verdict_rows(policy: str, limit: int, values: list[tuple[float, float, float]]) -> pd.DataFrame:
+    rows = [(policy, "sft", 7, "searchmoves", limit, f"p{place}", f"B{place % 2 + 1}", *each) for place, each in enumerate(values)]
+    return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
+
+
+def test_rates_of_a_verifier_by_hand(tmp_path):
+    """Two puzzles: right 0.2 and 0.4, accepted 0.5 and 0.7, recalled 0.1 and 0.2."""
+    verdicts = pd.concat([verdict_rows("a", 1, [(0.2, 0.5, 0.1), (0.4, 0.7, 0.2)]), verdict_rows("a", 10, [(0.2, 0.2, 0.2), (0.4, 0.4, 0.4)])])
+    verdicts.to_parquet(tmp_path / "verdicts.parquet")
+    nodes_analysis.main([f"verdicts={tmp_path / 'verdicts.parquet'}", f"out={tmp_path / 'out'}"])
+    table = pd.read_csv(tmp_path / "out" / "verifier_nodes.csv").set_index(["limit", "bin"])
+    row = table.loc[(1, "all")]
+    assert (row["gap"], row["false_positive"], row["j"]) == pytest.approx((0.3, 0.3 / 0.7, 0.4 / 0.7))
+    assert (row["precision"], row["engine_recall"]) == pytest.approx((0.3 / 0.6, 0.5))
+    assert row["precision_low"] == pytest.approx(0.4) and row["precision_high"] == pytest.approx(0.4 / 0.7), "one puzzle twice, or the other"
+    assert table.loc[(10, "all"), "gap"] == 0 and table.loc[(10, "all"), "precision"] == 1
+    assert table.loc[(1, "B2"), "gap"] == pytest.approx(0.3) and table.loc[(1, "B2"), "puzzles"] == 1
+    assert (tmp_path / "out" / "verifier_nodes.png").stat().st_size > 10_000
+
+
+def test_a_table_without_verdicts_is_named(tmp_path):
+    with pytest.raises(UserError, match="no such file; make it with"):
+        nodes_analysis.main([f"verdicts={tmp_path / 'x.parquet'}", f"out={tmp_path}"])
