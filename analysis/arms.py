@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import passk_figure
+from analysis.grouped import check_same_puzzles, passk_tables, sampled_by_puzzle
 from analysis.read import Run, read_runs
 from analysis.sections import Section
 from chessrl.command import parse_settings, run_command
@@ -26,7 +27,6 @@ from chessrl.config import TraceConfig
 from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import save_figure
 from chessrl.run import finished
-from chessrl.statistics import nested_differences, nested_means, pass_at_k
 
 TITLE = "Arms of traces"
 QUESTION = (
@@ -65,7 +65,7 @@ def order_of(run: Run) -> tuple[bool, str, int]:
 
 
 def solved_by_puzzle(run: Run, split: str, protocol: str, ks: Sequence[int]) -> pd.DataFrame:
-    """One row per puzzle: its bin, and pass@k by the line for each of ``ks`` (columns named by k).
+    """``passk_by_puzzle`` of a run.
 
     Raises UserError unless the run has exactly one evaluation of the split, the line verifier and the protocol, with enough samples.
     """
@@ -77,10 +77,7 @@ def solved_by_puzzle(run: Run, split: str, protocol: str, ks: Sequence[int]) -> 
     ]
     if len(found) != 1:
         raise UserError(f"{run.path}: {len(found)} evaluations of split={split} protocol={wanted} verifier=line, expected one; evaluate it so")
-    if found[0].n_samples < max(ks):
-        raise UserError(f"{found[0].folder}: {found[0].n_samples} samples a puzzle are too few for pass@{max(ks)}; lower ks=")
-    counts = found[0].samples().groupby("puzzle").agg(bin=("bin", "first"), n=("solved", "size"), c=("solved", "sum"))
-    return pd.DataFrame({"bin": counts["bin"]} | {k: pass_at_k(counts["n"].to_numpy(), counts["c"].to_numpy(), k) for k in ks})
+    return sampled_by_puzzle(found[0], ks)
 
 
 def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -91,33 +88,15 @@ def arm_tables(runs: Sequence[Run], settings: ArmSettings) -> tuple[pd.DataFrame
         by_arm.setdefault(arm_name(run), []).append(solved_by_puzzle(run, settings.split, settings.protocol, ks))
     check_comparable(by_arm)
     bins = next(iter(by_arm.values()))[0]["bin"]
-    masks = [("all", np.ones(len(bins), bool)), *((name, (bins == name).to_numpy()) for name in sorted(set(bins)))]
     values = {arm: np.stack([table[ks].to_numpy() for table in tables]) for arm, tables in by_arm.items()}  # (seeds, puzzles, ks)
-    rng = np.random.default_rng(settings.seed)
-    rows, differences = [], []
-    for arm, seeds in values.items():
-        for name, mask in masks:
-            chosen = seeds[:, mask]
-            place = {"policy": arm, "bin": name, "n_puzzles": int(mask.sum()), "seeds": len(seeds)}
-            for at, (point, low, high) in enumerate(nested_means(chosen, rng)):
-                each = chosen[:, :, at].mean(1)
-                rows.append(
-                    place | {"k": ks[at], "pass_at_k": point, "ci_low": low, "ci_high": high, "seed_low": each.min(), "seed_high": each.max()}
-                )
-            if arm == settings.baseline or settings.baseline not in values:
-                continue
-            base = values[settings.baseline][:, mask]
-            for at, (point, low, high) in enumerate(nested_differences(base, chosen, rng)):
-                differences.append(place | {"baseline": settings.baseline, "k": ks[at], "difference": point, "ci_low": low, "ci_high": high})
-    return pd.DataFrame(rows), pd.DataFrame(differences)
+    bases = {arm: values[settings.baseline] for arm in values if arm != settings.baseline} if settings.baseline in values else {}
+    table, differences = passk_tables(values, bases, bins, ks, settings.seed)
+    return table, differences.assign(baseline=settings.baseline)
 
 
 def check_comparable(by_arm: dict[str, list[pd.DataFrame]]) -> None:
     """Raises UserError unless all arms have the same puzzles and as many runs."""
-    tables = [(arm, table) for arm, of_arm in by_arm.items() for table in of_arm]
-    for arm, table in tables:
-        if not table.index.equals(tables[0][1].index):
-            raise UserError(f"arms {tables[0][0]} and {arm} were evaluated on different puzzles: evaluate all alike")
+    check_same_puzzles([(f"arm {arm}", table) for arm, of_arm in by_arm.items() for table in of_arm])
     if len({len(of_arm) for of_arm in by_arm.values()}) > 1:
         counts = ", ".join(f"{arm} {len(of_arm)}" for arm, of_arm in by_arm.items())
         raise UserError(f"arms have different numbers of runs ({counts}): name those to compare with runs=")

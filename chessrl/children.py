@@ -14,7 +14,13 @@ from typing import BinaryIO
 
 from chessrl.signals import die_with_parent, stop_signals
 
-RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a stage tells the pipeline its run directory
+RUN_DIRECTORY_FILE = "CHESSRL_RUN_DIRECTORY_FILE"  # environment: the file in which a command tells the pipeline what folder it makes
+
+
+def tell_directory(directory: Path) -> None:
+    """Tell the pipeline that started this command, if one did, the folder that it makes."""
+    if RUN_DIRECTORY_FILE in os.environ:
+        Path(os.environ[RUN_DIRECTORY_FILE]).write_text(str(directory))
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str], output: BinaryIO | None = None) -> tuple[int, list[int]]:

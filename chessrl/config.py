@@ -248,6 +248,18 @@ class CurriculumConfig:
 
 
 @dataclass
+class BoundaryConfig:
+    """RL in rounds (``chessrl.boundary``): before each the policy's success on the rl split is measured, and its boundary bridged. All of it reaches
+    the runs through ``sft.*`` and ``rl.*``, which are what their identity holds."""
+
+    rounds: int = local(0)  # rl.steps are shared out among them; 0: RL once, without a measure before it
+    puzzles: int = local(0)  # on each side of what the policy can solve, fine-tuned on before a round's RL; 0: no bridge
+    epochs: int = local(10)  # of a bridge
+    batch_tokens: int = local(256)
+    lr: float = local(3e-4)
+
+
+@dataclass
 class RlConfig:
     """The RL loop: sampling, verification, update."""
 
@@ -402,6 +414,7 @@ class Config:
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rl: RlConfig = field(default_factory=RlConfig)
+    boundary: BoundaryConfig = field(default_factory=BoundaryConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     health: HealthConfig = field(default_factory=HealthConfig)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from chessrl import notation, world
 from chessrl.checkpoint import load_model, replace_folder, write_json
+from chessrl.children import tell_directory
 from chessrl.config import STAGES, Config, EvaluateConfig
 from chessrl.environment import Environment
 from chessrl.errors import UserError
@@ -189,6 +190,7 @@ def evaluate(config: Config) -> int:
     parent = resolve(config)
     folder = evaluation_folder(config)
     whole = folder / "evaluation.json"
+    tell_directory(folder)
     if not whole.exists():
         folder.parent.mkdir(exist_ok=True)
         with Lock(folder.with_name(f".{folder.name}.lock"), str(folder)):  # pipelines may share the run: one evaluates, the others wait

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from chessrl.boundary import carry_out, check_rounds, further_commands
 from chessrl.budgets import check_pipeline
 from chessrl.checkpoint import write_json
 from chessrl.children import RUN_DIRECTORY_FILE, quoted, run_child
@@ -66,11 +67,14 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
             raise
         print(f"skipped: {error}", flush=True)
         return 0
+    if config.boundary.rounds:
+        check_rounds(config)
     start = time.monotonic()
     steps = saved_steps(config)
     total = (
         len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)
         + config.pipeline.evaluate * len(steps)
+        + further_commands(config)
         + (config.pipeline.evaluate and config.pipeline.engine_evaluation)
         + config.pipeline.report
     )
@@ -95,6 +99,9 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     directories = list(takewhile(finished, map(Path, noted)))
     done = len(directories)
     for stage in config.pipeline.stages[done:]:
+        if stage == "rl" and config.boundary.rounds:
+            directories += carry_out(config, directories[-1], call)
+            continue
         extra = [f"parent={quoted(directories[-1])}"] if directories else []
         directories.append(call(stage, *extra, "run.wait=true"))
         if progress:

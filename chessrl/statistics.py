@@ -181,10 +181,15 @@ def nested_bounds(values: np.ndarray, rng: np.random.Generator, resamples: int =
     """
     seeds, puzzles, columns = values.shape
     means = np.empty((resamples, columns))
-    for row in range(resamples):
-        of_seeds = np.bincount(rng.integers(0, seeds, seeds), minlength=seeds) / seeds
-        of_puzzles = np.bincount(rng.integers(0, puzzles, puzzles), minlength=puzzles) / puzzles
-        means[row] = np.einsum("s,p,spk->k", of_seeds, of_puzzles, values, optimize=True)
+    rows = max(1, CHUNK_ELEMENTS // puzzles)
+    for start in range(0, resamples, rows):
+        stop = min(start + rows, resamples)
+        of_seeds, of_puzzles = np.empty((stop - start, seeds)), np.empty((stop - start, puzzles))
+        for row in range(stop - start):
+            of_seeds[row] = np.bincount(rng.integers(0, seeds, seeds), minlength=seeds)
+            of_puzzles[row] = np.bincount(rng.integers(0, puzzles, puzzles), minlength=puzzles)
+        of_each_seed = np.stack([of_puzzles @ values[seed] for seed in range(seeds)])  # (seeds, rows, columns)
+        means[start:stop] = np.einsum("rs,srk->rk", of_seeds, of_each_seed) / (seeds * puzzles)
     return _percentiles(means, level)
 
 

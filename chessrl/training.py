@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chessrl import distributed, notation
-from chessrl.children import RUN_DIRECTORY_FILE
+from chessrl.children import tell_directory
 from chessrl.config import Config, OptimizerConfig
 from chessrl.errors import UserError
 from chessrl.model import Cost, Transformer, causal_pairs, token_logprobs
@@ -266,8 +264,8 @@ def run_stage(stage: str, config: Config, identity: dict[str, Any], work: Callab
     """Skip a finished run, otherwise carry ``work`` out in its directory. Returns the exit status; prints where the run is."""
     run = Run(stage, config, identity)
     distributed.check_same("the run", run.run_id)
-    if RUN_DIRECTORY_FILE in os.environ and distributed.is_first():
-        Path(os.environ[RUN_DIRECTORY_FILE]).write_text(str(run.directory))
+    if distributed.is_first():
+        tell_directory(run.directory)
     try:
         with stop_signals(), nullcontext() if distributed.gather(run.finished)[0] else run:
             if finished := distributed.gather(run.finished)[0]:  # before, or by the process that was waited for

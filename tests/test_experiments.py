@@ -13,7 +13,8 @@ from tests import tiny
 
 ALL_EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 TABULAR = [name for name in ALL_EXPERIMENTS if compose("chessrl", [f"experiment={name}"]).pipeline.stages == ["tabular"]]  # see test_tabular_studies
-EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in TABULAR]
+# shallow_verifier labels thousands of positions: tests/test_curricula_and_verifiers.py runs it on a few puzzles
+EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in (*TABULAR, "shallow_verifier")]
 # What makes a run small; everything else is the experiment's. Lichess experiments play on the packaged world here, since a test has no dump.
 SMALL = [
     *("world=endgame", "world.state=snapshot", "world.max_games=300", "world.context=128", "run.device=cpu"),
@@ -39,7 +40,7 @@ def test_every_experiment_runs_at_toy_size(experiment, tiny_runs, tmp_path):
     assert summary["flops"] > 0 and summary["stage"] == stage
 
 
-@pytest.mark.parametrize("experiment", ["shen2026", "learning_rates", "traces"])
+@pytest.mark.parametrize("experiment", ["shen2026", "learning_rates", "traces", "noisy_verifier", "shallow_verifier", "curriculum"])
 def test_every_value_that_an_experiment_sweeps_composes(experiment):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         params = hydra.compose("chessrl", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params

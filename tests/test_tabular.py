@@ -346,14 +346,27 @@ def test_gradient_ascent_reaches_the_closed_form(forward):
     assert (climbed.exp() - closed.exp()).abs().max() < 5e-6
 
 
-def test_noisy_verifier_follows_its_recursion():
+@pytest.mark.parametrize(("rates", "limit"), [((1.0, 0.0), 0.40873), ((0.86, 0.0), 0.38412), ((0.86, 0.05), 0.36899), ((0.4, 0.6), 0.16966)])
+def test_noisy_verifier_follows_its_recursion(rates, limit):
+    """The values of science.md 2 [D] at p_ref = 0.2, beta = 2; J = -0.2 ends below the start. The ascent of one iteration is a gradient's, too."""
     table = table_of(0.2)
-    reward, logits = noisy_reward(table, 0.86, 0.05), table.logprobs
+    reward, logits = noisy_reward(table, *rates), table.logprobs
     for _ in range(300):
         logits = maximiser(logits, table.logprobs, population_advantages(logits, reward, 1e-5), 2)
-    assert success(logits, table.solving).item() == pytest.approx(0.36899, abs=5e-6)
-    one = maximiser(table.logprobs, table.logprobs, population_advantages(table.logprobs, reward, 1e-5), 2)
-    assert success(one, table.solving).item() == pytest.approx(next_success(0.2, 0.2, 2, lambda p: noisy_gap(p, 0.86, 0.05, 1e-5)), abs=1e-12)
+    assert success(logits, table.solving).item() == pytest.approx(limit, abs=5e-6)
+    advantages = population_advantages(table.logprobs, reward, 1e-5)
+    predicted = next_success(0.2, 0.2, 2, lambda p: noisy_gap(p, *rates, 1e-5))
+    assert success(maximiser(table.logprobs, table.logprobs, advantages, 2), table.solving).item() == pytest.approx(predicted, abs=1e-12)
+    climbed = climb(table.logprobs, table.logprobs, advantages, 2.0, steps=600, rate=0.1)
+    assert success(climbed, table.solving).item() == pytest.approx(predicted, abs=1e-5)
+
+
+def test_a_verifier_without_information_moves_nothing_in_expectation():
+    """J = 0: the expected gradient of a step is exactly 0, whatever the acceptance."""
+    table = table_of(0.2)
+    for rate in (0.3, 0.7):
+        after = expected_step(table.logprobs, table.logprobs, noisy_reward(table, rate, rate), AlgorithmConfig(beta=0.0), 2.0)
+        assert success(after, table.solving).item() == pytest.approx(0.2, abs=1e-12)
 
 
 def test_systematic_errors_reward_what_is_wrong_without_end():

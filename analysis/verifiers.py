@@ -1,0 +1,230 @@
+"""RL on verifiers that err, beside what theory says of them: rates of learning by J, and the gap between what is paid and what is right.
+
+    python -m analysis.verifiers outputs=DIR out=FOLDER [split=test] [bins=B1,B2,B3]
+
+Takes the finished RL runs below ``outputs`` whose reward is the line or the engine, groups them by verifier (with seeds ``rl.seed``), and measures
+exact success of each evaluated step against the start. Writes ``rates.csv``, ``gaps.csv`` and the figure ``verifiers``. Predicted (science.md 2 and
+6.2): a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J W_G(q) in place of W_G(p) as the weight of the gradient
+of p; a plain gradient step then moves a puzzle's p by (p (1 - p))^2 times that. A verifier whose errors are fixed moves acceptance, and success
+rises at most to its precision.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.comparison import start_of
+from analysis.figures import DASHES, MARKERS
+from analysis.grouped import check_same_puzzles, exact_by_puzzle, passk_tables
+from analysis.read import Evaluation, Run, read_runs
+from chessrl.command import parse_settings, run_command
+from chessrl.errors import UserError, make_folder
+from chessrl.figure_style import axes_grid, palette, save_figure, series_legend, styled
+from chessrl.run import finished
+from chessrl.theory_weights import group_weight
+
+ENDS = 10  # steps at either end that gaps.csv averages
+SMOOTHING = 5  # steps of a running mean in the figure
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSettings:
+    """Keys of the command."""
+
+    outputs: str
+    out: str
+    split: str = "test"
+    bins: tuple[str, ...] = ()  # of the puzzles, all if empty
+    seed: int = 0  # of the bootstrap
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Verifier:
+    """Who judges: the line (``engine`` empty) or an engine at a limit, and its random errors."""
+
+    engine: str
+    true_positive: float
+    false_positive: float
+
+    @property
+    def name(self) -> str:
+        rates = f"TPR {self.true_positive:g}, FPR {self.false_positive:g}"
+        return f"{self.engine}" if self.engine else rates
+
+
+def verifier_of(run: Run) -> Verifier | None:
+    """The verifier of an RL run's reward; None where the reward is another."""
+    weights = dict(run.setting("reward.weights"))
+    if set(weights) - {"line", "engine"} or not weights:
+        return None
+    engine = ""
+    if "engine" in weights:
+        key = "depth" if run.setting("engine.mode") == "depth" else "nodes"
+        engine = f"engine, {key} {run.setting(f'engine.{key}')}"
+    return Verifier(engine, float(run.setting("reward.true_positive_rate")), float(run.setting("reward.false_positive_rate")))
+
+
+def by_verifier(runs: Sequence[Run]) -> dict[Verifier, list[Run]]:
+    """RL runs of each verifier in the order of their seeds, errors of the line's verdict first. Raises UserError where two are alike."""
+    groups: dict[Verifier, dict[object, Run]] = {}
+    for run in runs:
+        if run.stage != "rl" or (verifier := verifier_of(run)) is None:
+            continue
+        of_group, seed = groups.setdefault(verifier, {}), run.setting("rl.seed")
+        if seed in of_group:
+            raise UserError(f"{of_group[seed].path} and {run.path}: both are {verifier.name} with rl.seed={seed}; keep one below outputs=")
+        of_group[seed] = run
+    order = sorted(groups, key=lambda each: (each.engine, each.false_positive - each.true_positive, each.false_positive))
+    return {verifier: [groups[verifier][seed] for seed in sorted(groups[verifier])] for verifier in order}
+
+
+# ---- rates ------------------------------------------------------------------------------------------------------------------------------
+
+
+def exact_steps(run: Run, split: str) -> dict[int, Evaluation]:
+    """Exact evaluations of the run on the split by step."""
+    return {int(each.labels["step"]): each for each in run.evaluations if each.labels["split"] == split and each.exact() is not None}
+
+
+def predicted_rate(p: np.ndarray, verifier: Verifier, group: int) -> float:
+    """How fast success rises at first, as a multiple of the rate without errors: sum J W_G(q) (p (1 - p))^2 over sum W_G(p) (p (1 - p))^2."""
+    advantage = verifier.true_positive - verifier.false_positive
+    moved = (p * (1 - p)) ** 2
+    return float(advantage * (group_weight(verifier.false_positive + advantage * p, group) @ moved) / (group_weight(p, group) @ moved))
+
+
+def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Mapping[str, Run], settings: VerifierSettings) -> pd.DataFrame:
+    """One row per verifier and evaluated step: exact success less the start's, with nested interval, and the predicted rate of the start."""
+    rows = []
+    for verifier, runs in groups.items():
+        starts = [start_of(run, known) for run in runs]
+        at_start = [max(exact_steps(start, settings.split).items(), default=(0, None))[1] for start in starts]
+        of_runs = [exact_steps(run, settings.split) for run in runs]
+        steps = sorted(set.intersection(*(set(each) for each in of_runs)))
+        if None in at_start or not steps:
+            raise UserError(f"{runs[0].path}: it or its start has no exact evaluation on split={settings.split}; evaluate with evaluate.exact=true")
+        bases = [exact_by_puzzle(each.exact(), [1]) for each in at_start]
+        for step in steps:
+            tables = [exact_by_puzzle(each[step].exact(), [1]) for each in of_runs]
+            check_same_puzzles([(str(run.path), table) for run, table in zip([*runs, *starts], [*tables, *bases])])
+            kept = bases[0]["bin"].isin(settings.bins or set(bases[0]["bin"])).to_numpy()
+            values, base = (np.stack([table.loc[kept, [1]].to_numpy() for table in each]) for each in (tables, bases))
+            _, changes = passk_tables({"": values}, {"": base}, bases[0]["bin"][kept], [1], settings.seed)
+            change = changes[changes["bin"] == "all"].iloc[0]
+            rate = np.nan if verifier.engine else predicted_rate(base.mean(0)[:, 0], verifier, int(runs[0].setting("algorithm.group")))
+            rows.append(
+                {
+                    "verifier": verifier.name, "true_positive": verifier.true_positive, "false_positive": verifier.false_positive,
+                    "j": np.nan if verifier.engine else verifier.true_positive - verifier.false_positive, "predicted_rate": rate, "step": step,
+                    "start": base.mean(), "success": values.mean(), **change[["difference", "ci_low", "ci_high", "seed_low", "seed_high", "seeds"]],
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+# ---- gaps -------------------------------------------------------------------------------------------------------------------------------
+
+
+def gap_curves(groups: Mapping[Verifier, Sequence[Run]]) -> pd.DataFrame:
+    """verifier, step, seed, reward and oracle of every logged step."""
+    tables = [
+        run.metrics[["step", "reward", "reward/oracle"]].assign(verifier=verifier.name, seed=run.setting("rl.seed"))
+        for verifier, runs in groups.items()
+        for run in runs
+    ]
+    return pd.concat(tables, ignore_index=True).rename(columns={"reward/oracle": "oracle"})
+
+
+def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
+    """One row per verifier: reward, oracle, their gap and the oracle's share of the reward over the first and the last ENDS steps.
+
+    Means over seeds; the change of the gap also for the lowest and the highest seed. The share is the verifier's precision where it refuses nothing
+    that is right.
+    """
+    rows = []
+    for verifier, of_verifier in curves.groupby("verifier", sort=False):
+        last = of_verifier["step"].max()
+        parts = {"first": of_verifier[of_verifier["step"] <= ENDS], "last": of_verifier[of_verifier["step"] > last - ENDS]}
+        row: dict[str, object] = {"verifier": verifier, "seeds": of_verifier["seed"].nunique()}
+        gaps = []
+        for name, part in parts.items():
+            means = part.groupby("seed")[["reward", "oracle"]].mean()
+            gaps.append(means["reward"] - means["oracle"])
+            row |= {f"reward_{name}": means["reward"].mean(), f"oracle_{name}": means["oracle"].mean(), f"gap_{name}": gaps[-1].mean()}
+            row[f"precision_{name}"] = means["oracle"].mean() / means["reward"].mean()
+        growth = gaps[1] - gaps[0]
+        rows.append(row | {"gap_change": growth.mean(), "gap_change_low": growth.min(), "gap_change_high": growth.max()})
+    return pd.DataFrame(rows)
+
+
+# ---- figure and command -----------------------------------------------------------------------------------------------------------------
+
+
+@styled
+def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
+    """Exact success over steps, its change at the end over the predicted rate (random errors), and reward less oracle over steps."""
+    names = list(dict.fromkeys(rates["verifier"]))
+    colours = dict(zip(names, palette(len(names))))
+    predicted = rates["predicted_rate"].notna().any()
+    figure, panels = axes_grid(3 if predicted else 2, 3, 2.4)
+    success, gap = panels[0], panels[-1]
+    for place, name in enumerate(names):
+        rows = rates[rates["verifier"] == name].sort_values("step")
+        steps, change = [0, *rows["step"]], [0.0, *(100 * rows["difference"])]
+        success.plot(steps, change, color=colours[name], marker=MARKERS[place % len(MARKERS)], markersize=3.5)
+        success.fill_between(steps, [0.0, *(100 * rows["ci_low"])], [0.0, *(100 * rows["ci_high"])], color=colours[name], alpha=0.12, linewidth=0)
+        if predicted:
+            last = rows.iloc[-1]
+            bounds = 100 * np.array([[last["difference"] - last["ci_low"]], [last["ci_high"] - last["difference"]]])
+            panels[1].errorbar(
+                last["predicted_rate"], 100 * last["difference"], yerr=bounds, color=colours[name], marker=MARKERS[place % len(MARKERS)],
+                markersize=4, capsize=2.5, elinewidth=1.1,
+            )  # fmt: skip
+        mean = curves[curves["verifier"] == name].groupby("step")[["reward", "oracle"]].mean()
+        smooth = (mean["reward"] - mean["oracle"]).rolling(SMOOTHING, center=True, min_periods=1).mean()
+        gap.plot(smooth.index, smooth, color=colours[name], linestyle=DASHES[place // 10 % len(DASHES)])
+    success.set_xlabel("RL step")
+    success.set_ylabel("change of exact pass@1 (points)")
+    if predicted:
+        panels[1].set_xlabel("predicted rate (1: no errors)")
+        panels[1].set_ylabel("change at the last step (points)")
+        panels[1].axvline(0, color="#444444", linewidth=0.8, zorder=1)
+    gap.set_xlabel("RL step")
+    gap.set_ylabel("reward less oracle")
+    for axes in panels:
+        axes.axhline(0, color="#444444", linewidth=0.8, zorder=1)
+    marks = [Line2D([], [], color=colours[name], marker=MARKERS[place % len(MARKERS)], markersize=3.5) for place, name in enumerate(names)]
+    series_legend(figure, marks, names, "upper")
+    return figure
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse_settings(VerifierSettings, arguments)
+    paths = [path for stage in ("sft", "rl") for path in sorted(Path(settings.outputs).glob(f"{stage}-*")) if finished(path)]
+    if not any(path.name.startswith("rl-") for path in paths):
+        raise UserError(f"outputs={settings.outputs}: no finished RL run is below it; give the outputs= of the sweep")
+    runs = read_runs(paths)
+    groups = by_verifier(runs)
+    if not groups:
+        raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone")
+    rates, curves = rates_table(groups, {run.run_id: run for run in runs}, settings), gap_curves(groups)
+    gaps = gaps_table(curves)
+    out = make_folder(settings.out, "out")
+    rates.to_csv(out / "rates.csv", index=False)
+    gaps.to_csv(out / "gaps.csv", index=False)
+    save_figure(verifiers_figure(rates, curves), out, "verifiers")
+    print(rates.drop(columns=["true_positive", "false_positive"]).to_string(index=False, float_format=lambda value: f"{value:+.4f}"))
+    print(gaps.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
+    print(f"{sum(map(len, groups.values()))} runs of {len(groups)} verifiers -> {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
