@@ -312,6 +312,9 @@ class EvaluateConfig:
     thinking: str = neutral("natural")
     thinking_minimum: int = neutral(0)
     trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
+    step: int | None = neutral(None)  # of models/step-N, a model kept by STAGE.save_steps, instead of the run's final one
+    exact: bool = neutral(False)  # also the exact success of every puzzle (by the line, strict spelling), of a policy without traces
+    policy_traces: int = neutral(0)  # 0: none; else policy.parquet: all legal moves at each decision, after so many traces (once without traces)
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
 
@@ -376,6 +379,7 @@ class PipelineConfig:
 
     stages: list[str] = field(default_factory=lambda: list(STAGES))  # or [tabular] alone
     evaluate: bool = True
+    evaluate_steps: bool = False  # also the models that rl.save_steps keeps
     engine_evaluation: bool = True  # a second evaluation of the RL policy, verified by the engine
     report: bool = True
 
