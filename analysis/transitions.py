@@ -61,6 +61,7 @@ class Transition:
 
     puzzle: np.ndarray  # (S,) names
     bin: np.ndarray
+    decision: np.ndarray
     p: np.ndarray  # (S, A)
     q: np.ndarray
     legal: np.ndarray
@@ -103,7 +104,7 @@ def transition(pair: Pair, top: int, tail: float) -> Transition:
     category = sharpening.categories(p, q, legal, solving, top=top, tail=tail)
     states = pair.start.states.iloc[pair.chosen]
     puzzle, bins = (states[name].to_numpy().astype(str) for name in ("puzzle", "bin"))
-    return Transition(puzzle, bins, p, q, legal, solving, columns, alphas, explained, slopes, category)
+    return Transition(puzzle, bins, states["decision"].to_numpy(), p, q, legal, solving, columns, alphas, explained, slopes, category)
 
 
 def _power_columns(p: np.ndarray, q: np.ndarray, legal: np.ndarray, log_p: np.ndarray) -> dict[str, np.ndarray]:
@@ -369,4 +370,4 @@ def _rows(part: Transition, mask: np.ndarray) -> Transition:
     """The states of a mask."""
     columns = {name: values[mask] for name, values in part.columns.items()}
     arrays = (getattr(part, name)[mask] for name in ("alphas", "explained", "slopes", "category"))
-    return Transition(*(getattr(part, name)[mask] for name in ("puzzle", "bin", "p", "q", "legal", "solving")), columns, *arrays)
+    return Transition(*(getattr(part, name)[mask] for name in ("puzzle", "bin", "decision", "p", "q", "legal", "solving")), columns, *arrays)

@@ -320,6 +320,26 @@ class EvaluateConfig:
 
 
 @dataclass
+class BaselinesConfig:
+    """Tables of a split that need no policy (``python -m chessrl.baselines``), on the puzzles of ``evaluate.split`` and ``evaluate.max_puzzles``."""
+
+    # Stockfish plays the puzzles at so many nodes a move; []: without an engine
+    nodes: list[int] = field(default_factory=lambda: [1, 10, 100, 1000], metadata={"identity": "local"})
+    quality: bool = local(False)  # also how much expected score each legal move loses, by engine.* (cached labels are taken)
+
+
+@dataclass
+class AnalysisConfig:
+    """How ``python -m analysis`` reads measured policies and success probabilities."""
+
+    top_k: int = local(3)  # k of the top-k sets of transition categories (Shen et al.: 3)
+    tail: float = local(0.05)  # a move of less probability is in the tail
+    # pass@k of coverage cells and newly solved puzzles; of sampled evaluations those that the number of samples allows
+    ks: list[int] = field(default_factory=lambda: [16, 256, 4096], metadata={"identity": "local"})
+    seed: int = local(0)  # of the bootstraps
+
+
+@dataclass
 class BudgetConfig:
     """Compute instead of counts. It is turned into pretrain.tokens and rl.steps before a run is named, so it enters no run's identity."""
 
@@ -400,6 +420,8 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     tabular: TabularConfig = field(default_factory=TabularConfig)
+    baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
+    analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
