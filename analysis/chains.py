@@ -90,7 +90,7 @@ def checkpoints(runs: Sequence[Run], file: str) -> list[Checkpoint]:
             alike: dict[str, list[tuple[Run, Evaluation]]] = {}
             for run, evaluation in of_step:
                 alike.setdefault(str([evaluation.labels[key] for key in SETTINGS] + [evaluation.n_puzzles]), []).append((run, evaluation))
-            for number, pairs in enumerate(alike.values()):
+            for pairs in alike.values():
                 suffix = f" ({pairs[0][0].run_id.removeprefix(stage + '-')[:6]})" if len(alike) > 1 else ""
                 found.append(Checkpoint(label + suffix, stage, step, tuple(run for run, _ in pairs), tuple(item for _, item in pairs)))
     return found

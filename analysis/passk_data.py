@@ -84,7 +84,8 @@ def _success(checkpoint: Checkpoint, kind: str, tables: Sequence[pd.DataFrame], 
         if not table.index.equals(tables[0].index):
             raise UserError(f"{checkpoint.label}: its seeds were evaluated on different puzzles; evaluate all alike")
         if samples and table["n"].max() > samples:
-            raise UserError(f"{checkpoint.label}: puzzles have from {samples} to {table['n'].max()} samples; evaluate all seeds with one evaluate.samples")
+            counts = f"from {samples} to {table['n'].max()} samples"
+            raise UserError(f"{checkpoint.label}: puzzles have {counts}; evaluate all seeds with one evaluate.samples")
     names, bins = tables[0].index.to_numpy().astype(str), tables[0]["bin"].to_numpy().astype(str)
     return Success(checkpoint, kind, names, bins, np.stack([table[column].to_numpy() for table in tables]), samples)
 

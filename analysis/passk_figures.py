@@ -54,7 +54,7 @@ def reach_figure(table: pd.DataFrame) -> Figure:
             dash = DASHES[2] if policy == UNIFORM else "-" if kind == "exact" else DASHES[1]
             (line,) = axes.plot(curve["k"], curve["pass_at_k"], color=colours[policy], linestyle=dash)
             axes.fill_between(curve["k"], curve["ci_low"], curve["ci_high"], color=colours[policy], alpha=0.15, linewidth=0)
-            handles[policy if policy == UNIFORM else f"{policy}, {kind.removeprefix('sampled, ') if kind != 'exact' else 'exact'}"] = line
+            handles[policy if policy == UNIFORM else f"{policy}, {kind.removeprefix('sampled, ')}"] = line
         _samples_axis(axes, table["k"].tolist(), "samples k")
         _share_axis(axes)
         axes.set_title(f"{'all puzzles' if bin == 'all' else bin} (n = {rows['n_puzzles'].max():,})")
@@ -126,7 +126,8 @@ def newly_solved_figure(table: pd.DataFrame) -> Figure:
         axes.set_xticks(np.arange(len(ks)), [f"k = {k:,}" for k in ks])
         axes.grid(axis="x", visible=False)
         axes.set_axisbelow(True)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_xlim(min(-0.6, len(ks) / 2 - 1.6), max(len(ks) - 0.4, len(ks) / 2 + 0.6))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_title(pair)
         if place % 2 == 0:
             axes.set_ylabel("of the puzzles that\nk base samples leave unsolved")
@@ -149,14 +150,17 @@ def delta_figure(table: pd.DataFrame) -> Figure:
     axes.set_yticks(np.arange(len(bins)), ["all puzzles" if bin == "all" else bin for bin in bins])
     axes.set_ylim(len(bins) - 0.5, -0.5)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
-    axes.set_xlabel(f"pass@{table['delta_se_k'].max()} of the base − pass@1 of the trained policy (points)")
+    ks = " or ".join(map(str, sorted(set(table["delta_se_k"]))))
+    axes.set_xlabel(f"pass@{ks} of the base − pass@1 of the trained policy (points)")
     series_legend(figure, *axes.get_legend_handles_labels(), "upper")
     return figure
 
 
 @styled
-def lines_figure(table: pd.DataFrame, panel: str, x: str, series: str, label: str, value: str = "pass_at_k", y: str = "pass@k") -> Figure:
-    """``value`` over ``x`` (log axis) with 95 % bands: a panel per value of ``panel``, a colour per value of ``series``."""
+def lines_figure(
+    table: pd.DataFrame, panel: str, x: str, series: str, label: str, value: str = "pass_at_k", y: str = "pass@k", log: bool = True
+) -> Figure:
+    """``value`` over ``x`` with 95 % bands: a panel per value of ``panel``, a colour per value of ``series``."""
     panels, names = list(dict.fromkeys(table[panel])), list(dict.fromkeys(table[series]))
     figure, grid = axes_grid(len(panels), min(3, len(panels)), 2.3)
     for place, (axes, of_panel) in enumerate(zip(grid, panels)):
@@ -164,7 +168,11 @@ def lines_figure(table: pd.DataFrame, panel: str, x: str, series: str, label: st
             curve = table[(table[panel] == of_panel) & (table[series] == name)].sort_values(x)
             axes.plot(curve[x], curve[value], color=colour, marker=MARKERS[number % len(MARKERS)], markersize=3, label=str(name))
             axes.fill_between(curve[x], curve["ci_low"], curve["ci_high"], color=colour, alpha=0.15, linewidth=0)
-        _samples_axis(axes, table[table[panel] == of_panel][x].tolist(), label.replace("{panel}", str(of_panel)))
+        name = label.replace("{panel}", str(of_panel))
+        if log:
+            _samples_axis(axes, table[table[panel] == of_panel][x].tolist(), name)
+        else:
+            axes.set_xlabel(name)
         axes.set_ylim(min(0.0, 1.05 * table["ci_low"].min()), min(1.02, max(0.05, 1.05 * table["ci_high"].max())))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_title("all puzzles" if of_panel == "all" else str(of_panel))

@@ -54,7 +54,8 @@ def passk_sections(runs: Sequence[Run], settings: AnalysisConfig) -> list[Sectio
         ),
         _section(
             "newly_solved", "Newly solved, beside the re-sampling null",
-            "Of the puzzles that k samples of the base leave unsolved, which does the trained policy solve with k? k further samples of the base itself "
+            "Of the puzzles that k samples of the base leave unsolved, which does the trained policy solve with k? k further samples of the "
+            "base itself "
             "would solve some of them too: that is the null, and only the excess over it is gained.",
             f"{EXACT} or {SAMPLES}", passk_tables.newly_solved_table(final_pairs, settings.ks, settings.seed), passk_figures.newly_solved_figure, (),
             _no_pair(),
@@ -131,12 +132,14 @@ def _reach_section(
     if drawn and not any(item.kind == "exact" for item in drawn):
         more.append(f"Sampled curves alone; up to a million samples: {EXACT_COMMAND}.")
     table = pd.DataFrame(rows)
-    shown = table[~((table["kind"] == "sampled, strict") & table["policy"].isin([item.label for item in drawn if item.kind == "exact"]))] if rows else table
+    shown = table[table["kind"] != "sampled, strict"] if rows else table
     return _section(
         "reach", "pass@k up to a million samples",
         "What can each policy reach at all? pass@k = mean over puzzles of 1 − (1 − p)^k from exact success probabilities (one sample in canonical "
-        "spelling), beside the unbiased estimate from samples under lenient spelling; strict samples, which estimate the exact curve, are in the table. "
-        "Bands are 95 % bootstrap intervals over puzzles, and over seeds where there are several. The levels are Stockfish with so many nodes a move.",
+        "spelling), beside the unbiased estimate from samples under lenient spelling; strict samples, which estimate the exact curve, are in "
+        "the table. "
+        "Bands are 95 % bootstrap intervals over puzzles, and over seeds where there are several. The levels are Stockfish with so many "
+        "nodes a move.",
         f"{EXACT}, {SAMPLES}, {FACTS}", table, lambda _: passk_figures.reach_figure(shown), more,
         "No evaluation was found: python -m chessrl.evaluate parent=RUN evaluate.split=test.",
     )  # fmt: skip
@@ -154,7 +157,8 @@ def _crossover_section(pairs: Sequence[tuple[Success, Success]], settings: Analy
         )
     return _section(
         "crossover", "Crossover and sampling-efficiency gap",
-        "Where does the base catch up? k* is the smallest k from which on the base's pass@k is at least the trained policy's at every larger k measured; "
+        "Where does the base catch up? k* is the smallest k from which on the base's pass@k is at least the trained policy's at every larger "
+        "k measured; "
         "Delta_SE = pass@k of the base (k = 256, or the largest measured below it) − pass@1 of the trained policy: what one sample still lacks.",
         f"{EXACT} or {SAMPLES}", table, passk_figures.delta_figure, notes, _no_pair(),
     )  # fmt: skip
@@ -176,7 +180,8 @@ def _spelling_section(strict: Sequence[Success], lenient: Sequence[Success], set
     pairs = [(item, by_label[item.label]) for item in strict if item.label in by_label]
     return _section(
         "spelling", "Strict and lenient spelling",
-        "How much of pass@k is spelling? The same samples judged by squares and promotion alone (lenient) and by the canonical tokens (strict), and the "
+        "How much of pass@k is spelling? The same samples judged by squares and promotion alone (lenient) and by the canonical tokens "
+        "(strict), and the "
         "paired difference with its 95 % interval.",
         SAMPLES, passk_tables.spelling_table(pairs, settings.seed), None, (), "No evaluation was found.",
     )  # fmt: skip
@@ -218,7 +223,8 @@ def _temperature_section(runs: Sequence[Run], settings: AnalysisConfig) -> Secti
         "resamples a temperature is the best one.",
         f"{EXACT} or {SAMPLES}", pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(),
         lambda rows: passk_figures.lines_figure(rows, "run", "k", "temperature", "samples k"), notes,
-        "No run was evaluated at several temperatures: python -m chessrl.evaluate -m parent=RUN evaluate.split=test evaluate.temperature=0.3,0.6,1,1.5 "
+        "No run was evaluated at several temperatures: python -m chessrl.evaluate -m parent=RUN evaluate.split=test "
+        "evaluate.temperature=0.3,0.6,1,1.5 "
         "evaluate.exact=true.",
     )  # fmt: skip
 
@@ -253,7 +259,8 @@ def _budget_section(drawn: Sequence[Success], settings: AnalysisConfig) -> Secti
     table = passk_tables.budget_table(drawn, tokens, sizes, settings.seed)
     return _section(
         "budgets", "pass@k at matched budgets",
-        "Is a policy better once its samples cost the same? k(B) = floor(B / cost of a sample) for a budget B per puzzle: sampled tokens, or FLOPs at 2N "
+        "Is a policy better once its samples cost the same? k(B) = floor(B / cost of a sample) for a budget B per puzzle: sampled tokens, or "
+        "FLOPs at 2N "
         "per sampled token (the prompt, read once, and attention are not counted; nor is what training cost).",
         f"{EXACT} or {SAMPLES}, evaluations/*/rates.csv, summary.json", table,
         lambda rows: passk_figures.lines_figure(rows, "unit", "budget", "policy", "{panel} per puzzle"), (), "No evaluation was found.",
@@ -265,7 +272,8 @@ def _floor_section(drawn: Sequence[Success], facts: pd.DataFrame | None, setting
     return _section(
         "floor", "Beyond uniform legal play",
         "How much of a large pass@k is chance? Of what k random legal players would leave unsolved, the share that the policy solves beyond them: "
-        "sum (v − f) / sum (1 − f) over puzzles, with pass@k v of the policy and f of uniform legal play; below 0 the policy reaches less than chance.",
+        "sum (v − f) / sum (1 − f) over puzzles, with pass@k v of the policy and f of uniform legal play; below 0 the policy reaches less "
+        "than chance.",
         f"{EXACT} or {SAMPLES}, {FACTS}", table,
         lambda rows: passk_figures.lines_figure(rows, "bin", "k", "policy", "samples k", value="excess", y="excess over uniform play"), (),
         f"The success of uniform legal play on these puzzles is in no table: {FACTS_COMMAND} writes it.",
@@ -282,8 +290,10 @@ def _plies_section(runs: Sequence[Run]) -> Section:
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return _section(
         "plies", "Legal play by ply on held-out games",
-        "Does the model know the rules, and does it predict the move? By the moves already seen: legal mass (probability of all legal moves together, "
+        "Does the model know the rules, and does it predict the move? By the place of the move in the document (1: right behind the "
+        "position): legal mass (probability of all legal moves together, "
         "exact) and how often the played move is the likeliest legal one, with 95 % bootstrap intervals over games.",
-        "evaluations/*/games.csv", table, lambda rows: passk_figures.lines_figure(rows, "measure", "ply", "policy", "moves seen", value="value", y="share"), (),
+        "evaluations/*/games.csv", table,
+        lambda rows: passk_figures.lines_figure(rows, "measure", "ply", "policy", "move of the document", value="value", y="share", log=False), (),
         "No model was measured on games: python -m chessrl.evaluate parent=PRETRAINED_RUN evaluate.games=200.", RULES,
     )  # fmt: skip

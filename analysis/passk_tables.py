@@ -104,7 +104,8 @@ def theme_groups(facts: pd.DataFrame) -> dict[str, np.ndarray]:
 
 def length_groups(facts: pd.DataFrame) -> dict[str, np.ndarray]:
     """Puzzles by the number of the solver's moves."""
-    return {f"{moves} move{'s' if moves > 1 else ''}": facts.index[facts["decisions"] == moves].to_numpy() for moves in sorted(set(facts["decisions"]))}
+    lengths = facts["decisions"]
+    return {f"{moves} move{'s' if moves > 1 else ''}": facts.index[lengths == moves].to_numpy() for moves in sorted(set(lengths))}
 
 
 # ---- a base and a trained policy --------------------------------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ def crossover_table(pairs: Sequence[tuple[Success, Success]], seed: int) -> pd.D
             gap = delta_se(a_values[..., ks.index(large)], b_values[..., 0], weights)
             rows.append(
                 {
-                    "pair": pair_name(base, trained), "kind": base.kind, "bin": name, "crossover_k": found.k, "k_low": found.low, "k_high": found.high,
-                    "no_crossover": found.never, "largest_k": ks[-1], "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
+                    "pair": pair_name(base, trained), "kind": base.kind, "bin": name,
+                    "crossover_k": found.k, "k_low": found.low, "k_high": found.high, "no_crossover": found.never, "largest_k": ks[-1], "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
                     "n_puzzles": len(a.puzzles), "seeds": seeds,
                 }
             )  # fmt: skip
@@ -201,7 +202,9 @@ def budget_table(found: Sequence[Success], tokens: dict[str, float], sizes: dict
     """
     rows = []
     for success in found:
-        for unit, cost, scale in (("tokens", tokens[success.label], 1.0), ("FLOPs", tokens[success.label] * 2 * sizes[success.label], 2 * min(sizes.values()))):
+        per_sample = tokens[success.label]
+        units = (("tokens", per_sample, 1.0), ("FLOPs", per_sample * 2 * sizes[success.label], 2 * min(sizes.values())))
+        for unit, cost, scale in units:
             for budget in BUDGETS * scale:
                 k = matched_samples(budget, cost)
                 if cost > budget or (success.samples and k > success.samples):

@@ -30,6 +30,7 @@ from chessrl.errors import UserError
 
 SOURCE = "evaluations/*/policy.parquet"
 COMMAND = "python -m chessrl.evaluate parent=RUN evaluate.split=test evaluate.policy_traces=128 (and evaluate.step=N for models kept on the way)"
+NO_TRACES = "These policies were measured without traces: trace sensitivity and collapse gap are 0 and not drawn."
 QUALITY_EDGES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.4])  # of lost expected score
 SHARPENING_PANELS = {
     "alpha*": ("power alpha*", 1.0),
@@ -37,9 +38,8 @@ SHARPENING_PANELS = {
     "slope": ("centred-logit slope", 1.0),
     "R2": ("R² of that slope", None),
 }
+CHANGE_PANELS = {"entropy change": ("change of entropy (nats)", 0.0), "solving mass change": ("change of solving mass", 0.0)}
 TRACE_PANELS = {
-    "entropy change": ("change of entropy (nats)", 0.0),
-    "solving mass change": ("change of solving mass", 0.0),
     "trace sensitivity after": ("trace sensitivity after (nats)", None),
     "collapse gap": ("collapse gap (nats)", 0.0),
 }
@@ -63,6 +63,7 @@ def policy_sections(runs: Sequence[Run], tabular: Sequence[Path], settings: Anal
     if not pooled:
         return [Section("sharpening", "Sharpening", "What did training do to the policy?", SOURCE, pd.DataFrame(), None, tuple(notes), QUESTION)]
     table = sharpening_table(pooled, settings.seed)
+    traced = (table[table["measure"].isin(["trace sensitivity before", "trace sensitivity after"])]["value"] > 1e-9).any()
     categories = categories_table(pooled, settings.seed)
     by_rank, matrix = rank_table(pooled, settings.seed), redistribution_table(pooled, settings.seed)
     return [
@@ -85,15 +86,17 @@ def policy_sections(runs: Sequence[Run], tabular: Sequence[Path], settings: Anal
         Section(
             "policy_traces", "Entropy, solving mass and traces",
             "Does the policy lose entropy, and do its traces still matter? Entropy and solving mass of the distribution over legal moves; trace "
-            "sensitivity is the mean KL divergence of the distribution given one trace from that averaged over traces (0 without traces); the collapse "
+            "sensitivity is the mean KL divergence of the distribution given one trace from that averaged over traces (0 without traces); "
+            "the collapse "
             "gap is how much nearer q is to the nearest single trace of p than to p itself.",
             SOURCE, table[table["measure"].str.contains("entropy|sensitivity|collapse|mass")],
-            policy_figures.measures_figure(table, TRACE_PANELS), _trace_notes(table), QUESTION,
+            policy_figures.measures_figure(table, CHANGE_PANELS | (TRACE_PANELS if traced else {})), () if traced else (NO_TRACES,), QUESTION,
         ),
         Section(
             "categories", "What happened to the right move",
             f"Share of decisions by what became of the likeliest solving move g (top-k: the {settings.top_k} likeliest moves, tail: below "
-            f"{settings.tail:g}): amplified within the top-k, discovered in the tail, moved up into the top-k, lost from it; or the likeliest move of p, "
+            f"{settings.tail:g}): amplified within the top-k, discovered in the tail, moved up into the top-k, lost from it; or the likeliest "
+            f"move of p, "
             "a wrong one, grew while g stayed out. The first rule that holds counts.",
             SOURCE, categories, policy_figures.categories_figure(categories), (), QUESTION,
         ),
@@ -143,11 +146,6 @@ def _given(found: Sequence[Checkpoint]) -> list[str]:
         counts = ", ".join(f"{label} {count}" for label, count in seeds.items())
         notes.append(f"Several seeds (runs that differ in seeds alone): {counts}. Their decisions are pooled; intervals are over seeds and puzzles.")
     return notes
-
-
-def _trace_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    sensitivity = table[table["measure"].isin(["trace sensitivity before", "trace sensitivity after"])]["value"]
-    return () if (sensitivity > 1e-9).any() else ("These policies were measured without traces: trace sensitivity and collapse gap are 0.",)
 
 
 def _quality_section(runs: Sequence[Run], pooled: Sequence[Pooled], steps: Sequence[Step], settings: AnalysisConfig) -> Section:

@@ -40,7 +40,8 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; 
 h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.35rem; margin: 2.6rem 0 .4rem; border-bottom: 2px solid #0173b2; }}
 h3 {{ font-size: 1.1rem; margin: 2rem 0 .4rem; }}
 p {{ margin: .4rem 0; overflow-wrap: anywhere; }} nav ul {{ padding: 0; list-style: none; }} nav li {{ margin: .35rem 0; line-height: 1.7; }}
-nav a {{ margin-right: .8rem; white-space: nowrap; }} nav b a {{ color: inherit; white-space: normal; }} .note, .source {{ color: #555; font-size: .85rem; }}
+nav a {{ margin-right: .8rem; white-space: nowrap; }} nav b a {{ color: inherit; white-space: normal; }}
+.note, .source {{ color: #555; font-size: .85rem; }}
 .figure, .table {{ overflow-x: auto; }}
 img {{ max-width: 100%; height: auto; display: block; margin: .6rem auto; }}
 table {{ border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }}
@@ -112,8 +113,8 @@ def run_tabular_analysis(runs: Sequence[Path], out: Path) -> Analysis:
 def _command(runs: Sequence[Path], settings: AnalysisConfig) -> str:
     """The command that makes the page, with the keys of ``analysis`` that differ from their defaults."""
     default = AnalysisConfig()
-    values = [(field.name, getattr(settings, field.name)) for field in fields(settings) if getattr(settings, field.name) != getattr(default, field.name)]
-    keys = [f"analysis.{name}={str(value).replace(' ', '')}" for name, value in values]
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    keys = [f"analysis.{name}={str(value).replace(' ', '')}" for name, value in values.items() if value != getattr(default, name)]
     return shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]", *keys])
 
 
@@ -123,7 +124,8 @@ def _write_page(
     """Write the sections' files and the page that holds them all, grouped by their questions; its path."""
     for folder in ("figures", "tables"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    groups = {question: [section for section in sections if section.question == question] for question in (*ORDER, *(item.question for item in sections))}
+    questions = dict.fromkeys((*ORDER, *(section.question for section in sections)))
+    groups = {question: [section for section in sections if section.question == question] for question in questions}
     contents, blocks = [], []
     for number, (question, members) in enumerate((name, members) for name, members in groups.items() if members):
         links = "".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in members)

@@ -13,7 +13,7 @@ import yaml
 
 from analysis import policy_figures
 from analysis.policies import MeasuredPolicy, pair_of
-from analysis.read import STAGES, Run
+from analysis.read import Evaluation, Run
 from analysis.sections import Section
 from analysis.transitions import Pooled, categories_table, sharpening_table, transition
 from chessrl.config import AnalysisConfig
@@ -24,7 +24,8 @@ Reader = Callable[[Path], MeasuredPolicy]
 QUESTION = "Sharpening or redistribution?"
 TITLE = "Tabular control"
 COMMAND = (
-    "python -m rl.tabular tabular.policy=SFT_RUN/evaluations/HASH/policy.parquet (the policy that RL began from, on the split where RL was measured), "
+    "python -m rl.tabular tabular.policy=SFT_RUN/evaluations/HASH/policy.parquet (the policy that RL began from, on the split where RL was "
+    "measured), "
     "and its run directory in runs="
 )
 PANELS = {
@@ -38,7 +39,8 @@ PANELS = {
 def control_sections(runs: Sequence[Run], tabular: Sequence[Path], config: AnalysisConfig, read: Reader) -> list[Section]:
     """Measures and categories of tables and networks that began from the same policy, on the first decisions that both have."""
     text = (
-        "Is it the objective or the network? Reinforcement learning of the same start policy as a table, one softmax per puzzle, beside the network's: "
+        "Is it the objective or the network? Reinforcement learning of the same start policy as a table, one softmax per puzzle, beside the "
+        "network's: "
         "first decisions of the puzzles that both were measured on."
     )
     pooled, notes = [], []
@@ -48,7 +50,8 @@ def control_sections(runs: Sequence[Run], tabular: Sequence[Path], config: Analy
         except UserError as error:
             notes.append(f"Not compared: {error}.")
     if not pooled:
-        return [Section("tabular_control", TITLE, text, "policy.parquet", pd.DataFrame(), None, (*notes, f"Without a table to compare: {COMMAND}."), QUESTION)]
+        notes.append(f"Without a table to compare: {COMMAND}.")
+        return [Section("tabular_control", TITLE, text, "policy.parquet", pd.DataFrame(), None, tuple(notes), QUESTION)]
     table, categories = sharpening_table(pooled, config.seed), categories_table(pooled, config.seed)
     source = "policy.parquet of the tabular run and of the evaluations"
     return [
@@ -75,15 +78,15 @@ def _pairs(directory: Path, runs: Sequence[Run], config: AnalysisConfig, read: R
     for _, policy in networks:
         only = only.intersection(policy.keys(), sort=False)
     if not networks:
-        known = ", ".join(STAGES)
-        raise UserError(f"{directory.name}: no RL run of {origin or 'its start policy'} with a measured policy on these puzzles is in runs= ({known} are read)")
-    found = [("table", table), *networks]
-    return [
-        Pooled(f"{directory.name[:14]}: {name}", (transition(pair_of(start, policy, name, only), config.top_k, config.tail),)) for name, policy in found
-    ]
+        raise UserError(f"{directory.name}: no RL run of {origin or 'its start policy'} with a policy measured on these puzzles is in runs=")
+    made = []
+    for name, policy in [("table", table), *networks]:
+        pair = pair_of(start, policy, name, only)
+        made.append(Pooled(f"{directory.name[:14]}: {name}", (transition(pair, config.top_k, config.tail),)))
+    return made
 
 
-def _last(run: Run) -> list:
+def _last(run: Run) -> list[Evaluation]:
     """The evaluations of the run's last evaluated step."""
     last = max((item.labels["step"] for item in run.evaluations), default=0)
     return [item for item in run.evaluations if item.labels["step"] == last]

@@ -169,7 +169,8 @@ class Layout:
         found = {
             "alpha*": alpha, "ExplainedSharp": 1 - _at(part["power js"], at) / moved, "slope": slope, "R2": fit, "tilt": tilt,
             "KL(q||p)": one["kl"] / count, "JS(q, p)": one["js"] / count, "collapse gap": one["gap"] / count,
-            "residual KL, power": np.maximum(_at(part["power kl"], at) / count, 0), "residual KL, tilt": np.maximum(_at(part["tilt kl"], at_tilt) / count, 0),
+            "residual KL, power": np.maximum(_at(part["power kl"], at) / count, 0),
+            "residual KL, tilt": np.maximum(_at(part["tilt kl"], at_tilt) / count, 0),
             "residual KL, power per state": np.maximum(one["power per state"] / count, 0),
             "residual KL, tilt per state": np.maximum(one["tilt per state"] / count, 0),
         }  # fmt: skip
@@ -216,7 +217,8 @@ def sharpening_rows(pooled: Pooled, bin: str, seed: int) -> list[dict[str, objec
     matrix = [np.column_stack([values[rows] for values in part.columns.values()]) for part, rows in zip(pooled.seeds, chosen)]
     sums = puzzle_sums(matrix, puzzles)
     weights = Weights.draw(sums.shape[1], len(pooled.seeds), np.random.default_rng(seed))
-    p, q, legal, solving = (_stacked([getattr(part, name)[rows] for part, rows in zip(pooled.seeds, chosen)]) for name in ("p", "q", "legal", "solving"))
+    stacked = (_stacked([getattr(part, name)[rows] for part, rows in zip(pooled.seeds, chosen)]) for name in ("p", "q", "legal", "solving"))
+    p, q, legal, solving = stacked
     exact = {name: float(value[0]) for name, value in layout.measure(sums.sum(0).sum(0, keepdims=True)).items()}
     alpha = sharpening.best_power(p, q, legal, per_state=False)
     tilt = sharpening.best_tilt(p, q, legal, solving, per_state=False)
@@ -230,10 +232,8 @@ def sharpening_rows(pooled: Pooled, bin: str, seed: int) -> list[dict[str, objec
     found["ExplainedTilt"] = _explained_tilt(q, p, tilted, puzzles, weights)
     found |= _state_quantiles(pooled, chosen, puzzles, weights)
     counts = {"n_puzzles": sums.shape[1], "n_states": sum(map(len, puzzles)), "seeds": len(pooled.seeds)}
-    return [
-        {"transition": pooled.name, "bin": bin, "measure": name, "value": found[name][0], "ci_low": found[name][1], "ci_high": found[name][2]} | counts
-        for name in MEASURES
-    ]
+    place = {"transition": pooled.name, "bin": bin}
+    return [place | {"measure": name} | dict(zip(("value", "ci_low", "ci_high"), found[name])) | counts for name in MEASURES]
 
 
 def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:

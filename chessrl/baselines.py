@@ -104,7 +104,8 @@ def make_baselines(config: Config) -> int:
     if settings.nodes or settings.quality:
         with Engine(searched) as engine:
             name = engine.identity
-    path = folder / f"baselines-{config.evaluate.split}-{digest([*which, sorted(settings.nodes), name.split(' | ')[0], config.engine.hash_mb])}.parquet"
+    played_by = [sorted(settings.nodes), name.split(" | ")[0], config.engine.hash_mb]
+    path = folder / f"baselines-{config.evaluate.split}-{digest([*which, *played_by])}.parquet"
     if not path.exists():
         table = fact_table(puzzles)
         for nodes in sorted(settings.nodes):

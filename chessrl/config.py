@@ -315,6 +315,7 @@ class EvaluateConfig:
     step: int | None = neutral(None)  # of models/step-N, a model kept by STAGE.save_steps, instead of the run's final one
     exact: bool = neutral(False)  # also the exact success of every puzzle (by the line, strict spelling), of a policy without traces
     policy_traces: int = neutral(0)  # 0: none; else policy.parquet: all legal moves at each decision, after so many traces (once without traces)
+    games: int = neutral(0)  # of a pretrained policy: legal mass and accuracy by ply on so many held-out games; 0: none
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
 

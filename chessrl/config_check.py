@@ -142,6 +142,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.thinking_budget": (0, None),
     "evaluate.thinking_minimum": (0, None),
     "evaluate.policy_traces": (0, None),
+    "evaluate.games": (0, None),
     "evaluate.batch": (1, None),
     "analysis.top_k": (1, None),
     "analysis.tail": (0, 1),

@@ -144,8 +144,10 @@ def settings_for(settings: EvaluateConfig, parent: dict[str, Any]) -> EvaluateCo
         )
     if protocol == "game":  # a pretrained policy never saw <call_env>, which an exact success needs
         without["exact"] = False
+    else:
+        without["games"] = 0
     if settings.verifier == "engine":  # probabilities are measured once, beside the samples that the line judges
-        without |= {"exact": False, "policy_traces": 0}
+        without |= {"exact": False, "policy_traces": 0, "games": 0}
     return replace(settings, protocol=protocol, **without)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import numpy as np
