@@ -133,7 +133,8 @@ def crossover_table(pairs: Sequence[tuple[Success, Success]], seed: int) -> pd.D
             rows.append(
                 {
                     "pair": pair_name(base, trained), "kind": base.kind, "bin": name,
-                    "crossover_k": found.k, "k_low": found.low, "k_high": found.high, "no_crossover": found.never, "largest_k": ks[-1], "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
+                    "crossover_k": found.k, "k_low": found.low, "k_high": found.high, "no_crossover": found.never, "largest_k": ks[-1],
+                    "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
                     "n_puzzles": len(a.puzzles), "seeds": seeds,
                 }
             )  # fmt: skip
