@@ -16,15 +16,8 @@ from analysis.puzzle_tables import QUALITY_COMMAND, read_quality
 from analysis.read import Run
 from analysis.sections import Section
 from analysis.tabular_control import QUESTION, Reader, control_sections
-from analysis.transitions import (
-    Pooled,
-    categories_table,
-    quality_table,
-    rank_table,
-    redistribution_table,
-    sharpening_table,
-    transition,
-)
+from analysis.transition_tables import categories_table, quality_table, rank_table, redistribution_table
+from analysis.transitions import Pooled, sharpening_table, transition
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 

@@ -138,7 +138,7 @@ def test_moves_of_a_document_are_those_that_were_played(snapshot: bool) -> None:
         start = [notation.BOS, *(notation.snapshot_tokens(board) if snapshot else [])]
         moves, tokens = random_game(board, 30, seed)
         plies = game_plies([*start, *tokens, notation.EOS])
-        assert [place for place, _, _ in plies][0] == len(start) and len(plies) == len(moves)
+        assert plies[0][0] == len(start) and len(plies) == len(moves)
         assert [written[played] for _, written, played in plies][:1] == [tuple(tokens[: len(plies[0][1][plies[0][2]])])]
         assert sum(len(written[played]) for _, written, played in plies) == len(tokens)
         assert len(game_plies([*start, *tokens[:-1]])) in (len(moves) - 1, len(moves))  # cut in the last move, or in its check mark

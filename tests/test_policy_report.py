@@ -17,18 +17,8 @@ from analysis.policy_sections import policy_sections
 from analysis.read import read_runs
 from analysis.resampling import Weights
 from analysis.sharpening import CATEGORIES
-from analysis.transitions import (
-    RANKS,
-    Layout,
-    Pooled,
-    categories_table,
-    puzzle_sums,
-    quality_table,
-    rank_table,
-    redistribution_table,
-    sharpening_table,
-    transition,
-)
+from analysis.transition_tables import RANKS, categories_table, quality_table, rank_table, redistribution_table
+from analysis.transitions import Layout, Pooled, puzzle_sums, sharpening_table, transition
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 from tests.policy_files import made_up, sharpened, write_policy
@@ -256,7 +246,8 @@ def test_sections_of_seeded_runs_hold_known_powers_and_say_what_is_missing(chain
     table = sections["sharpening"].table.set_index(["transition", "bin", "measure"])["value"]
     assert table["SFT → RL 50", "all", "alpha*"] == pytest.approx(1.3, abs=1e-4)
     assert table["SFT → RL 100", "B1", "alpha*"] == pytest.approx(1.7, abs=1e-4)
-    assert all(sections[name].figure is not None for name in ("sharpening", "families", "policy_traces", "categories", "mass_by_rank", "redistribution"))
+    drawn = ("sharpening", "families", "policy_traces", "categories", "mass_by_rank", "redistribution")
+    assert all(sections[name].figure is not None for name in drawn)
     assert "Several seeds" in " ".join(sections["sharpening"].notes) and "without traces" in " ".join(sections["policy_traces"].notes)
     assert "chessrl.baselines" in sections["mass_by_quality"].notes[0] and "rl.tabular" in sections["tabular_control"].notes[0]
     assert len(sections["policy_traces"].figure.axes) == 2
