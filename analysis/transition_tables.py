@@ -77,12 +77,12 @@ def redistribution_table(pooled: Sequence[Pooled], seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def quality_table(pooled: Sequence[Pooled], lost: Sequence[Sequence[np.ndarray]], edges: np.ndarray, seed: int) -> pd.DataFrame:
+def quality_table(pooled: Sequence[Pooled], lost: Sequence[Sequence[np.ndarray]], classes: dict[str, float], seed: int) -> pd.DataFrame:
     """Mean mass before, after and its change by the move's loss of expected score against the best one: of each pair and seed (S, A).
 
-    States without labels are NaN throughout and left out. edges: ascending; a move at an edge belongs below it.
+    States without labels are NaN throughout and left out. classes: name -> the largest loss in it, ascending, the last without bound.
     """
-    bounds = [f"<= {edge:g}" for edge in edges] + [f"> {edges[-1]:g}"]
+    bounds, edges = list(classes), np.array(list(classes.values()))
     names = [{"lost": bound, "mass": when} for when in ("before", "after", "change") for bound in bounds]
     rows = []
     for pair, of_pair in zip(pooled, lost):

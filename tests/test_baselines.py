@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.puzzle_tables import puzzle_facts, read_quality
+from analysis.puzzle_tables import BEST, puzzle_facts, read_quality
 from chessrl import notation
 from chessrl.baselines import engine_success, fact_table, make_baselines, quality_table, uniform_success
 from chessrl.config import Config, ModelConfig
@@ -101,7 +101,7 @@ def test_tables_are_made_once_and_found_by_their_puzzles(tmp_path: Path) -> None
     assert puzzle_facts([Somewhere()], ["another"]) is None
     lost = read_quality([Somewhere()], np.array([chosen[0].id, "another"]), np.array([0, 0]), 64)
     legal = chosen[0].board().legal_moves.count()
-    assert lost[0, :legal].min() == 0 and np.isnan(lost[0, legal:]).all() and np.isnan(lost[1]).all()
+    assert lost[0, :legal].min() == BEST and np.isnan(lost[0, legal:]).all() and np.isnan(lost[1]).all()
 
 
 def test_facts_and_losses_follow_the_puzzles(puzzles: list[Puzzle]) -> None:
@@ -111,7 +111,10 @@ def test_facts_and_losses_follow_the_puzzles(puzzles: list[Puzzle]) -> None:
     moves = sorted(move.uci() for move in board.legal_moves)
     scores = {move: MoveScore(cp=0) for move in reversed(moves)} | {moves[1]: MoveScore(mate=1)}
     (row,) = quality_table(puzzles[:1], {position_key(board): MoveLabels(position_key(board), 1, scores)}).to_dict("records")
-    assert row["moves"] == moves and row["lost"][1] == 0 and row["lost"][0] == pytest.approx(0.5, abs=0.01)
+    assert row["moves"] == moves and row["lost"][1] == 0 and row["lost"][0] == pytest.approx(0.5, abs=0.01) and row["best"] == [1]
+    mates = {move: MoveScore(mate=3 if move == moves[2] else 5) for move in moves}
+    (slow,) = quality_table(puzzles[:1], {position_key(board): MoveLabels(position_key(board), 1, mates)}).to_dict("records")
+    assert set(slow["lost"]) == {0.0} and slow["best"] == [2]
     assert quality_table(puzzles[:1], {position_key(board): None}).empty
 
 

@@ -143,7 +143,7 @@ def test_moved_mass_sums_to_one_and_quality_counts_labelled_states_alone(tmp_pat
     np.testing.assert_allclose(matrix.groupby("initial_rank", sort=False)["value"].sum(), of_all["value"])
     lost = np.where(part.legal, np.arange(part.legal.shape[1]) * 0.1, np.nan)
     lost[:40] = np.nan
-    table = quality_table(pooled, [[lost]], np.array([0.0, 0.1]), seed=0)
+    table = quality_table(pooled, [[lost]], {"best": 0.0, "near": 0.1, "far": np.inf}, seed=0)
     rows = table[(table["bin"] == "all") & (table["mass"] == "after")].set_index("lost")
     assert set(rows["n_states"]) == {20}
     np.testing.assert_allclose(rows["value"], [part.q[40:, 0].mean(), part.q[40:, 1].mean(), part.q[40:, 2:].sum(1).mean()])
