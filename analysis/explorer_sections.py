@@ -10,6 +10,7 @@ from analysis.explorer import HOW_TO_MEASURE, Explorer, measured_evaluations
 from analysis.explorer_page import STYLE, puzzle_html
 from analysis.read import Run
 from analysis.sections import Section
+from analysis.tabular_control import QUESTION
 
 EACH = 2  # puzzles of a category
 NAME, TITLE = "extreme_puzzles", "Puzzles on which the policy moved most"
@@ -26,7 +27,7 @@ def explorer_sections(runs: Sequence[Run], each: int = EACH) -> list[Section]:
     source = "evaluations/*/policy.parquet, samples.parquet and traces.parquet"
     if len(measured_evaluations(runs)) < 2:
         note = f"Fewer than two policies of these runs were measured on one split, so there is no transition to show: {HOW_TO_MEASURE} measures one."
-        return [Section(name=NAME, title=TITLE, text=TEXT, source=source, table=pd.DataFrame(), notes=(note,))]
+        return [Section(name=NAME, title=TITLE, text=TEXT, source=source, table=pd.DataFrame(), notes=(note,), question=QUESTION)]
     explorer = Explorer(runs)
     chosen = explorer.extremes(each)
     rows = [
@@ -47,4 +48,4 @@ def explorer_sections(runs: Sequence[Run], each: int = EACH) -> list[Section]:
     if without := [policy.label for policy in explorer.policies if not (policy.evaluation.folder / "traces.parquet").is_file()]:
         notes.append(f"No traces were kept of {', '.join(without)} (evaluate.trace_metrics=tree keeps those of a policy that thinks).")
     html = f"<style>{STYLE}</style>\n{cards}"
-    return [Section(name=NAME, title=TITLE, text=TEXT, source=source, table=pd.DataFrame(rows), notes=tuple(notes), html=html)]
+    return [Section(name=NAME, title=TITLE, text=TEXT, source=source, table=pd.DataFrame(rows), notes=tuple(notes), question=QUESTION, html=html)]
