@@ -314,6 +314,20 @@ class EvaluateConfig:
     trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
+    open_private: bool = local(False)  # asked for by split=private: each such evaluation is entered in the hold-out's access log
+
+
+@dataclass
+class AuditConfig:
+    """Which verifiers an audit compares (``python -m chessrl.audit``; split, samples and protocol are evaluate's), and what its oracle is."""
+
+    depths: list[int] = field(default_factory=lambda: [1, 2, 4, 8])  # plies of the engine verifiers, in place of engine.depth
+    # proof: the line's moves and mates, in a world whose lines are proven to be the only shortest mates; engine: every move within engine.delta
+    # by the two limits below, the line's own included; auto: proof in the endgame world, else engine
+    oracle: str = "auto"
+    oracle_depth: int = 12
+    oracle_nodes: int = 1_000_000
+    documents: int = 500  # games of each corpus split, and puzzles, in the prefix-completion test (python -m chessrl.prefixes)
 
 
 @dataclass
@@ -396,6 +410,7 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     tabular: TabularConfig = field(default_factory=TabularConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
