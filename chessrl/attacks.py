@@ -127,7 +127,8 @@ def _promotion_noise(board: chess.Board, move: chess.Move, tokens: Sequence[int]
     body = [token for token in tokens if token not in _SUFFIXES]
     if move.promotion is None:
         return [*body, notation.PROMOTION, notation.TOKEN_ID["Q"]]
-    others = [kind for kind in (chess.QUEEN, chess.ROOK, chess.BISHOP, chess.KNIGHT) if chess.Move(move.from_square, move.to_square, kind) not in right]
+    kinds = (chess.QUEEN, chess.ROOK, chess.BISHOP, chess.KNIGHT)
+    others = [kind for kind in kinds if chess.Move(move.from_square, move.to_square, kind) not in right]
     return [*body[:-1], notation.TOKEN_ID[chess.piece_symbol(others[0]).upper()]] if others else None
 
 

@@ -24,7 +24,7 @@ from chessrl.engine_labels import accepted_moves as engine_moves
 from chessrl.engine_labels import position_key
 from chessrl.environment import Environment, build_environment, solver_decisions
 from chessrl.errors import UserError
-from chessrl.evaluate import resolve
+from chessrl.evaluate import model_folder, resolve
 from chessrl.launch import launch
 from chessrl.lock import Lock
 from chessrl.puzzles import Puzzle, accepted_moves, prompt_tokens
@@ -199,7 +199,7 @@ def _audit(config: Config, parent: dict[str, Any], oracle: str, folder: Path) ->
     judges, identities = judges_of(config, puzzles, oracle)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    model = load_model(Path(config.parent) / "model", precision=config.run.precision, device=resolve_device(config.run.device))
+    model = load_model(model_folder(Path(config.parent), settings.step), precision=config.run.precision, device=resolve_device(config.run.device))
     sampling = SamplingSettings(settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, "audit")
     environment = build_environment(puzzles).to(model.device)
     tables = []
@@ -218,7 +218,8 @@ def _audit(config: Config, parent: dict[str, Any], oracle: str, folder: Path) ->
     scripted = replace(sampling, protocol="think" if settings.protocol == "think" else "answer", temperature=0.0, spelling="lenient")
     attacks = attack_table(puzzles, environments_of(puzzles, judges), accepted_by_oracle, scripted)
     record = {
-        "run": parent["run_id"], "stage": parent["stage"], "step": parent.get("step", 0), "split": settings.split, "protocol": settings.protocol,
+        "run": parent["run_id"], "stage": parent["stage"], "step": settings.step or parent.get("step", 0),
+        "split": settings.split, "protocol": settings.protocol,
         "temperature": settings.temperature, "seed": settings.seed, "n_puzzles": len(puzzles), "n_samples": settings.samples, "oracle": oracle,
         "verifiers": [LINE_ONLY, LINE, *(judge.name for judge in judges[:-1])], "engines": identities, "delta": config.engine.delta,
         "attacks": {name: text for name, text in ATTACKS.items() if name in set(attacks["attack"])},
