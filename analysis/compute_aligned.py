@@ -27,7 +27,8 @@ def aligned_table(runs: Sequence[Run], split: str, rng: np.random.Generator) -> 
         pair = (last_evaluation(start, split) if start else None, last_evaluation(run, split))
         if None in pair or any(pair[0].labels[key] != pair[1].labels[key] for key in ("protocol", "spelling", "temperature", "thinking_budget")):
             continue
-        for budget, prices in (("tokens", (1, 1)), ("FLOPs", tuple(2 * policy.summary["parameters"]["without_embeddings"] for policy in (start, run)))):
+        flops = tuple(2 * policy.summary["parameters"]["without_embeddings"] for policy in (start, run))
+        for budget, prices in (("tokens", (1, 1)), ("FLOPs", flops)):
             rows += [{"run": run.run_id, "start": start.run_id, "split": split} | row for row in _rows(pair, budget, prices, rng)]
     return pd.DataFrame(rows)
 

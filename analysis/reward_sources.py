@@ -177,12 +177,13 @@ def drift_table(run: Run) -> pd.DataFrame:
         error = np.sqrt(first.var(ddof=1) / count + last.var(ddof=1) / count)
         change = last.mean() - first.mean()
         row = {"run": run.run_id, "reward": str(run.setting("reward.name")), "metric": metric, "measure": name, "steps_averaged": count}
-        rows.append(row | {"first": first.mean(), "last": last.mean(), "change": change, "ci_low": change - 1.96 * error, "ci_high": change + 1.96 * error})
+        row |= {"first": first.mean(), "last": last.mean(), "change": change}
+        rows.append(row | {"ci_low": change - 1.96 * error, "ci_high": change + 1.96 * error})
     return pd.DataFrame(rows)
 
 
 def entropy_law(run: Run, rng: np.random.Generator, entropy: str = "entropy") -> dict[str, object] | None:
-    """R = -a e^H + b by least squares over a run's logged steps, R the oracle's share of right answers and H the entropy, both of the step's rollouts.
+    """R = -a e^H + b by least squares over a run's logged steps, R the oracle's share of right answers and H the entropy of a step's rollouts.
 
     a, b and R2, and the ceiling b - a that the law gives at H = 0; intervals resample BLOCKS blocks of consecutive steps. None for a run that
     logged fewer than MINIMUM_STEPS, or whose entropy does not vary.

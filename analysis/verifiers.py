@@ -102,9 +102,11 @@ def _bounds(measure: str, cells: np.ndarray, point: float, resampled: np.ndarray
     low, high = np.nanquantile(resampled, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     if high > low:
         return float(low), float(high)
-    if measure in ("gap", "J"):
-        parts = ("accepted", "right") if measure == "gap" else ("recall", "false_positive_rate")
-        (low_a, high_a), (low_b, high_b) = (_wilson(part, cells) for part in parts)
+    if measure == "gap":  # of puzzles without an episode wrongly refused, or wrongly accepted, what share may have one all the same?
+        wrongly = [int((cells[:, column] > 0).sum()) for column in (2, 1)]
+        return -wilson_interval(wrongly[0], len(cells))[1], wilson_interval(wrongly[1], len(cells))[1]
+    if measure == "J":
+        (low_a, high_a), (low_b, high_b) = (_wilson(part, cells) for part in ("recall", "false_positive_rate"))
         return max(-1.0, low_a - high_b), min(1.0, high_a - low_b)
     return _wilson(measure, cells)
 
