@@ -25,12 +25,19 @@ def aligned_table(runs: Sequence[Run], split: str, rng: np.random.Generator) -> 
     for run in (run for run in runs if run.stage == "rl"):
         start = start_of(run, runs)
         pair = (last_evaluation(start, split) if start else None, last_evaluation(run, split))
-        if None in pair or any(pair[0].labels[key] != pair[1].labels[key] for key in ("protocol", "spelling", "temperature", "thinking_budget")):
+        if None in pair or settings_of(pair[0]) != settings_of(pair[1]):
             continue
         flops = tuple(2 * policy.summary["parameters"]["without_embeddings"] for policy in (start, run))
         for budget, prices in (("tokens", (1, 1)), ("FLOPs", flops)):
             rows += [{"run": run.run_id, "start": start.run_id, "split": split} | row for row in _rows(pair, budget, prices, rng)]
     return pd.DataFrame(rows)
+
+
+def settings_of(evaluation: Evaluation) -> tuple[object, ...]:
+    """What two evaluations must share to be compared; a budget of thinking means nothing to a policy that does not think."""
+    keys = ("protocol", "spelling", "temperature")
+    budget = evaluation.labels["thinking_budget"] if str(evaluation.labels["protocol"]).startswith("think") else None
+    return (*(evaluation.labels[key] for key in keys), budget)
 
 
 def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, int], rng: np.random.Generator) -> list[dict[str, object]]:

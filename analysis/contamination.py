@@ -111,7 +111,7 @@ def independent_difference(a: np.ndarray, b: np.ndarray, rng: np.random.Generato
 
 # ---- slices -----------------------------------------------------------------------------------------------------------------------------
 
-SAME = ("step", "protocol", "spelling", "verifier", "temperature", "thinking_budget")
+SAME = ("step", "protocol", "spelling", "verifier", "temperature", "thinking_budget")  # of an evaluation and that of its slice
 
 
 def slice_table(runs: Sequence[Run], rng: np.random.Generator) -> pd.DataFrame:

@@ -98,7 +98,7 @@ def _write_page(
     for folder in ("figures", "tables"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
-    blocks = [_section_block(section, out, command) for section in sections]
+    blocks = [section_block(section, out, command) for section in sections]
     page = PAGE.format(
         title="chessrl report",
         introduction=introduction,
@@ -131,7 +131,7 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(path, index=False, lineterminator="\n")
 
 
-def _section_block(section: Section, out: Path, command: str) -> str:
+def section_block(section: Section, out: Path, command: str) -> str:
     """Write the section's files and return its HTML. A figure or table left from an earlier analysis does not survive."""
     parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>', f"<p>{escape(section.text)}</p>"]
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]

@@ -161,9 +161,9 @@ DRIFT = {
 
 
 def drift_table(run: Run) -> pd.DataFrame:
-    """One row per logged measure of DRIFT: mean over the first and the last tenth of the steps, the change and its 95 % interval.
+    """One row per logged measure of DRIFT: mean over the first and the last tenth of the steps, the change, and 95 % intervals.
 
-    The interval takes the steps of an end as independent, from their spread.
+    The intervals take the steps of an end as independent, from their spread.
     """
     rows = []
     for metric, name in DRIFT.items():
@@ -177,8 +177,9 @@ def drift_table(run: Run) -> pd.DataFrame:
         error = np.sqrt(first.var(ddof=1) / count + last.var(ddof=1) / count)
         change = last.mean() - first.mean()
         row = {"run": run.run_id, "reward": str(run.setting("reward.name")), "metric": metric, "measure": name, "steps_averaged": count}
-        row |= {"first": first.mean(), "last": last.mean(), "change": change}
-        rows.append(row | {"ci_low": change - 1.96 * error, "ci_high": change + 1.96 * error})
+        half = 1.96 * last.std(ddof=1) / np.sqrt(count)
+        row |= {"first": first.mean(), "last": last.mean(), "last_low": last.mean() - half, "last_high": last.mean() + half, "change": change}
+        rows.append(row | {"change_low": change - 1.96 * error, "change_high": change + 1.96 * error})
     return pd.DataFrame(rows)
 
 
