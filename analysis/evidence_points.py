@@ -162,8 +162,8 @@ def contamination(runs: Sequence[Run], settings: EvidenceSettings, rng: np.rando
                 "summary.json, data/games-*/manifest.json", account),
         Section("prefixes", "Prefix completion", "How often a pretrained model writes exactly the rest of a text of which it was given the beginning.",
                 "prefixes/*/prefixes.parquet", prefixes, prefixes_figure(prefixes) if len(prefixes) else None),
-        Section("prefix_differences", "Prefix completion: differences", "Training games less held-out ones, and test puzzles less their control "
-                "(the same puzzles mirrored, in pairs; else held-out games).", "prefixes/*/prefixes.parquet", differences),
+        Section("prefix_differences", "Prefix completion: differences", "Training games less held-out ones, and test puzzles less their "
+                "control (the same puzzles mirrored, in pairs; else held-out games).", "prefixes/*/prefixes.parquet", differences),
         Section("slices", "Beside the test set", "pass@1 on slices that no corpus can hold or that lie outside the test's range, beside the test "
                 "set's.", "evaluations/*/samples.parquet", slices),
     ], checks  # fmt: skip
@@ -190,7 +190,7 @@ def holdout(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
         checks.append(stated(5, run.label, "logged looks at the private split", str(looks), asked, 1 <= looks <= settings.private_looks, str(path)))
     if entries:
         fault = log_fault(entries)
-        found = fault or f"{len(entries)} entries, last hash {entries[-1]['hash'][:12]}, puzzles {entries[0]['commitment'][:12]}"
+        found = fault or f"entries: {len(entries)}, last hash {entries[-1]['hash'][:12]}, puzzles {entries[0]['commitment'][:12]}"
         asked = "every hash holds, one set of puzzles"
         checks.append(stated(5, "log", "the chain of the access log", found, asked, not fault, "tables/private_access.csv"))
     else:
@@ -224,8 +224,8 @@ def drift(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Genera
                 checks.append(check(6, run.label, f"{row['measure']} at the end", *found, bound, "tables/drift.csv"))
     law = "R = -a e^H + b over a run's steps, R the oracle's share of right rollouts and H their entropy; the ceiling is R at H = 0 (arXiv 2505.22617)."
     return [
-        Section("drift", "Drift", "Means over the first and the last tenth of the steps; lengths in sampled tokens, by correctness.", "metrics.jsonl",
-                table),
+        Section("drift", "Drift", "Means over the first and the last tenth of the steps; lengths in sampled tokens, by correctness.",
+                "metrics.jsonl", table),
         Section("entropy_law", "Entropy law", law, "metrics.jsonl", laws),
     ], checks  # fmt: skip
 

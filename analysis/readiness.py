@@ -1,7 +1,8 @@
 """The readiness check of a claim about RL: seven points, each shown, failed or not measured, with the number and the table behind it.
 
 The points are those of the evidence package (science 6.1 to 6.7). A point is made of checks; it is shown where all of them are, failed where one
-failed, and else not measured. Nothing is shown by default: a check without its file is not measured, and says which command makes the file.
+failed, and else not measured. Nothing is shown by default: a check without its file is not measured and says which command makes the file, and one
+whose interval reaches beyond its bound is not measured well enough.
 """
 
 from __future__ import annotations
@@ -64,19 +65,25 @@ def missing(point: int, about: str, name: str, command: str) -> Check:
 
 
 def at_least(point: int, about: str, name: str, value: float, low: float, high: float, bound: float, source: str) -> Check:
-    """Shown where the whole interval lies at or above the bound."""
-    return _bounded(point, about, name, value, low, high, f"interval at or above {bound:g}", low >= bound, source)
+    """Shown where the whole interval lies at or above the bound, failed where the value lies below it."""
+    return _bounded(point, about, name, (value, low, high), f"at least {bound:g}", value >= bound, low >= bound, source)
 
 
 def at_most(point: int, about: str, name: str, value: float, low: float, high: float, bound: float, source: str) -> Check:
-    """Shown where the whole interval lies at or below the bound."""
-    return _bounded(point, about, name, value, low, high, f"interval at or below {bound:g}", high <= bound, source)
+    """Shown where the whole interval lies at or below the bound, failed where the value lies above it."""
+    return _bounded(point, about, name, (value, low, high), f"at most {bound:g}", value <= bound, high <= bound, source)
 
 
-def _bounded(point: int, about: str, name: str, value: float, low: float, high: float, asked: str, holds: bool, source: str) -> Check:
-    if any(np.isnan(number) for number in (value, low, high)):
+def _bounded(
+    point: int, about: str, name: str, interval: tuple[float, float, float], asked: str, value_holds: bool, all_holds: bool, source: str
+) -> Check:
+    """Between the two lies what was not measured well enough: the value holds and its interval reaches beyond the bound."""
+    if any(np.isnan(number) for number in interval):
         return Check(point, about, name, "not defined on these data", asked, NOT_MEASURED, source)
-    return Check(point, about, name, f"{value:.3f} [{low:.3f}, {high:.3f}]", asked, SHOWN if holds else FAILED, source)
+    found = "{:.3f} [{:.3f}, {:.3f}]".format(*interval)
+    if value_holds and not all_holds:
+        return Check(point, about, name, f"{found}, too wide to tell: measure more", asked, NOT_MEASURED, source)
+    return Check(point, about, name, found, f"{asked}, with its interval", SHOWN if value_holds else FAILED, source)
 
 
 def stated(point: int, about: str, name: str, found: str, asked: str, holds: bool, source: str) -> Check:
