@@ -328,8 +328,8 @@ class AuditConfig:
     # proof: the line's moves and mates, in a world whose lines are proven to be the only shortest mates; engine: every move within engine.delta
     # by the two limits below, the line's own included; auto: proof in the endgame world, else engine
     oracle: str = "auto"
-    oracle_depth: int = 12
-    oracle_nodes: int = 1_000_000
+    oracle_depth: int = 12  # plies of the deep engine: the oracle, or beside the proof
+    oracle_nodes: int = 1_000_000  # ... and its cap of nodes per position
     documents: int = 500  # games of each corpus split, and puzzles, in the prefix-completion test (python -m chessrl.prefixes)
 
 

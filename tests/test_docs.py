@@ -15,7 +15,8 @@ from chessrl.launch import compose
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 STAGES = {name: name for name in ("chessrl", "pretrain", "sft", "rl", "analysis")}
-COMMANDS = STAGES | {"rl.tabular": "tabular", "chessrl.evaluate": "evaluate"}  # those with Hydra's keys, and their primary config
+# Those with Hydra's keys, and their primary config
+COMMANDS = STAGES | {"rl.tabular": "tabular", "chessrl.evaluate": "evaluate", "chessrl.audit": "audit", "chessrl.prefixes": "prefixes"}
 PLACEHOLDERS = re.compile(r"^(launcher|hydra\.|experiment=NAME|model=)|\.\.\.")
 
 
