@@ -160,7 +160,7 @@ def contamination(runs: Sequence[Run], settings: EvidenceSettings, rng: np.rando
     return [
         Section("corpus_account", "Corpus and leaks", "Puzzles leaked on purpose, and games kept off the puzzles, by the corpus's manifest.",
                 "summary.json, data/games-*/manifest.json", account),
-        Section("prefixes", "Prefix completion", "How often a pretrained model writes exactly the rest of a text of which it was given the beginning.",
+        Section("prefixes", "Prefix completion", "How often a pretrained model writes exactly the rest of a text whose beginning it was given.",
                 "prefixes/*/prefixes.parquet", prefixes, prefixes_figure(prefixes) if len(prefixes) else None),
         Section("prefix_differences", "Prefix completion: differences", "Training games less held-out ones, and test puzzles less their "
                 "control (the same puzzles mirrored, in pairs; else held-out games).", "prefixes/*/prefixes.parquet", differences),
@@ -222,7 +222,7 @@ def drift(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Genera
                 row = rows.iloc[0]
                 found = (row["last"], row["last_low"], row["last_high"])
                 checks.append(check(6, run.label, f"{row['measure']} at the end", *found, bound, "tables/drift.csv"))
-    law = "R = -a e^H + b over a run's steps, R the oracle's share of right rollouts and H their entropy; the ceiling is R at H = 0 (arXiv 2505.22617)."
+    law = "R = -a e^H + b over a run's steps, R the oracle's share of right rollouts, H their entropy; the ceiling is R at H = 0 (arXiv 2505.22617)."
     return [
         Section("drift", "Drift", "Means over the first and the last tenth of the steps; lengths in sampled tokens, by correctness.",
                 "metrics.jsonl", table),

@@ -63,8 +63,9 @@ def write_audit(run: Path, verdicts: pd.DataFrame, attacks: pd.DataFrame | None 
 
 def verdict_rows(cells: list[tuple[object, object]], puzzles: int) -> pd.DataFrame:
     """Episodes with (line's verdict, oracle's verdict), dealt to puzzles in turn."""
+    answer = {"bin": "B1", "moves": "a2a7", "failure": ""}
     rows = [
-        {"puzzle": f"p{place % puzzles:03d}", "bin": "B1", "sample": place // puzzles, "moves": "a2a7", "failure": "", "line": said, "oracle": right}
+        {"puzzle": f"p{place % puzzles:03d}", "sample": place // puzzles, "line": said, "oracle": right} | answer
         for place, (said, right) in enumerate(cells)
     ]
     return pd.DataFrame(rows).astype({"line": object, "oracle": object})
@@ -94,7 +95,8 @@ def test_a_perfect_verifier_has_wide_limits_where_few_puzzles_speak(tmp_path):
 
 
 def test_attack_rates_are_shares_of_the_puzzles_that_allow_them(tmp_path):
-    attacks = pd.DataFrame({"attack": ["a"] * 4 + ["b"] * 2, "verifier": "line", "puzzle": [*"1234", *"12"], "bin": "B1", "fooled": [1, 0, 0, 0, 1, 1]})
+    fooled = [1, 0, 0, 0, 1, 1]
+    attacks = pd.DataFrame({"attack": [*"aaaabb"], "verifier": "line", "puzzle": [*"123412"], "bin": "B1", "fooled": fooled})
     write_audit(tmp_path / "rl-1", verdict_rows([(True, True)] * 4, 4), attacks.astype({"fooled": bool}))
     table = attack_rates(read_audits(tmp_path / "rl-1")[0]).set_index("attack")
     assert table["success_rate"].to_dict() == {"a": 0.25, "b": 1.0} and table["n"].to_dict() == {"a": 4, "b": 2}

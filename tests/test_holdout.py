@@ -15,8 +15,12 @@ from chessrl.errors import UserError
 from chessrl.holdout import open_private
 from chessrl.launch import compose
 from chessrl.puzzles import Puzzle
+from chessrl.run import identity_of
 
-PUZZLES = [Puzzle("b", "7k/8/8/8/8/8/R7/1R4K1 w - - 0 1", ("a2a7",), 0, 2, "B2"), Puzzle("a", "k7/8/1K6/8/8/8/8/QR6 w - - 0 1", ("a1g7",), 0, 2, "B2")]
+PUZZLES = [
+    Puzzle("b", "7k/8/8/8/8/8/R7/1R4K1 w - - 0 1", ("a2a7",), 0, 2, "B2"),
+    Puzzle("a", "k7/8/1K6/8/8/8/8/QR6 w - - 0 1", ("a1g7",), 0, 2, "B2"),
+]
 PACKED = "4a43f7c6be33352663eac98c7911d85a17bcb4fd01735e06abe51f1bcb964b3b"  # the packaged endgame puzzles; also in docs/evidence.md
 
 
@@ -49,8 +53,6 @@ def test_an_allowed_evaluation_is_logged_before_it_sees_a_puzzle(tmp_path):
 
 
 def test_permission_to_open_changes_no_evaluation():
-    from chessrl.run import identity_of
-
     with_key, without = (compose("evaluate", words) for words in (["evaluate.open_private=true"], []))
     assert identity_of(with_key.evaluate) == identity_of(without.evaluate)
 
