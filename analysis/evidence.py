@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +15,10 @@ import numpy as np
 from analysis import evidence_points as points
 from analysis.evidence_page import write_page
 from analysis.read import read_runs
-from analysis.readiness import Check, Thresholds, checks_table, points_table, readiness_markdown
+from analysis.readiness import Check, EvidenceSettings, checks_table, points_table, readiness_markdown
 from analysis.sections import Section
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceSettings(Thresholds):
-    """Keys of the command; the thresholds beside them."""
-
-    runs: tuple[str, ...]
-    out: str
-    split: str = "test"  # whose evaluations are compared
-    accuracy: str = "line"  # the reward of the claim
-    log: str = ""  # the hold-out's access log; empty: beside the runs
-    seed: int = 0  # of the bootstraps
 
 
 def gather(settings: EvidenceSettings) -> tuple[list[Section], list[Check]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,14 +12,11 @@ from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, read_prefixes, slice_table
 from analysis.evidence_figures import prefixes_figure, verifiers_figure
 from analysis.read import Run
-from analysis.readiness import Check, at_least, at_most, missing, stated
+from analysis.readiness import Check, EvidenceSettings, at_least, at_most, missing, stated
 from analysis.reward_sources import BASELINES, drift_table, entropy_law, last_evaluation, reward_differences, reward_table, solved_share, trained_runs
 from analysis.sections import Section
 from analysis.verifiers import REWARD_PARTS, alternative_table, attack_rates, gap_rise, gap_table, read_audits, training_verifier, verifier_table
 from chessrl.access_log import LOG, log_fault, read_log
-
-if TYPE_CHECKING:
-    from analysis.evidence import EvidenceSettings
 
 Found = tuple[list[Section], list[Check]]
 

@@ -46,6 +46,18 @@ class Thresholds:
     agreement: float = 0.9  # of the person with the verifier
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceSettings(Thresholds):
+    """Keys of the command; the thresholds beside them."""
+
+    runs: tuple[str, ...]
+    out: str
+    split: str = "test"  # whose evaluations are compared
+    accuracy: str = "line"  # the reward of the claim
+    log: str = ""  # the hold-out's access log; empty: beside the runs
+    seed: int = 0  # of the bootstraps
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check of a point (1 to 7): what was found, what was asked, the verdict, the table behind it or the command that makes it."""

@@ -172,17 +172,14 @@ def audit(config: Config) -> int:
 
 
 def judges_of(config: Config, puzzles: Sequence[Puzzle], oracle: str) -> tuple[list[Judge], dict[str, str]]:
-    """The engine at each depth, the oracle last; and the engines' identities."""
+    """The engine at each depth, the deep engine and the proof, of which the last is named ``oracle``; and the engines' identities."""
+    depths = [(f"engine_depth_{depth}", depth, config.engine.nodes) for depth in config.audit.depths]
+    deep = ("deep_engine" if oracle == "proof" else "oracle", config.audit.oracle_depth, config.audit.oracle_nodes)
     judges, identities = [], {}
-    for depth in config.audit.depths:
-        judge, identities[f"engine_depth_{depth}"] = engine_judge(config, puzzles, f"engine_depth_{depth}", depth, config.engine.nodes)
+    for name, depth, nodes in (*depths, deep):
+        judge, identities[name] = engine_judge(config, puzzles, name, depth, nodes)
         judges.append(judge)
-    if oracle == "proof":
-        judges.append(proof_judge(puzzles))
-        deep, identities["deep_engine"] = engine_judge(config, puzzles, "deep_engine", config.audit.oracle_depth, config.audit.oracle_nodes)
-        return [*judges[:-1], deep, judges[-1]], identities
-    judge, identities["oracle"] = engine_judge(config, puzzles, "oracle", config.audit.oracle_depth, config.audit.oracle_nodes)
-    return [*judges, judge], identities
+    return [*judges, *([proof_judge(puzzles)] if oracle == "proof" else [])], identities
 
 
 def environments_of(puzzles: Sequence[Puzzle], judges: Sequence[Judge]) -> dict[str, Environment]:
@@ -200,7 +197,10 @@ def _audit(config: Config, parent: dict[str, Any], oracle: str, folder: Path) ->
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     model = load_model(model_folder(Path(config.parent), settings.step), precision=config.run.precision, device=resolve_device(config.run.device))
-    sampling = SamplingSettings(settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, "audit")
+    sampling = SamplingSettings(
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, "audit",
+        thinking=settings.thinking, thinking_minimum=settings.thinking_minimum,
+    )  # fmt: skip
     environment = build_environment(puzzles).to(model.device)
     tables = []
     per_batch = max(1, settings.batch // settings.samples)
@@ -215,7 +215,8 @@ def _audit(config: Config, parent: dict[str, Any], oracle: str, folder: Path) ->
         moves = oracle_judge.accepted[position_key(board)] or frozenset()
         return sorted({*map(chess.Move.from_uci, moves), *accepted_moves(board, line_move)}, key=chess.Move.uci)
 
-    scripted = replace(sampling, protocol="think" if settings.protocol == "think" else "answer", temperature=0.0, spelling="lenient")
+    protocol = "think" if settings.protocol == "think" else "answer"
+    scripted = SamplingSettings(protocol, 0.0, settings.thinking_budget)  # attacks end their traces themselves
     attacks = attack_table(puzzles, environments_of(puzzles, judges), accepted_by_oracle, scripted)
     record = {
         "run": parent["run_id"], "stage": parent["stage"], "step": settings.step or parent.get("step", 0),

@@ -13,9 +13,22 @@ import yaml
 
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, slice_table
-from analysis.evidence import EvidenceSettings, gather, main
+from analysis.evidence import gather, main
 from analysis.read import Run, read_runs
-from analysis.readiness import FAILED, NOT_MEASURED, POINTS, SHOWN, at_least, at_most, missing, points_table, readiness_markdown, stated, verdict_of
+from analysis.readiness import (
+    FAILED,
+    NOT_MEASURED,
+    POINTS,
+    SHOWN,
+    EvidenceSettings,
+    at_least,
+    at_most,
+    missing,
+    points_table,
+    readiness_markdown,
+    stated,
+    verdict_of,
+)  # fmt: skip
 from analysis.reward_sources import drift_table, entropy_law, reward_differences, reward_table, trained_runs
 from analysis.verifiers import MEASURES, attack_rates, gap_rise, read_audits, verifier_table
 from chessrl.access_log import LOG, append_access
@@ -105,7 +118,7 @@ def test_attack_rates_are_shares_of_the_puzzles_that_allow_them(tmp_path):
 def test_the_gaps_rise_compares_the_ends():
     gap = np.r_[np.zeros(10), np.linspace(0, 0.3, 80), np.full(10, 0.3)]
     rise, error = gap_rise(pd.DataFrame({"reward/gap": gap}))
-    assert rise == pytest.approx(0.3) and error == 0
+    assert (rise, error) == (pytest.approx(0.3), pytest.approx(0, abs=1e-9))
 
 
 def test_a_damaged_audit_is_named(tmp_path):
@@ -195,7 +208,7 @@ def test_reward_sources_are_means_over_seeds_beside_their_start(tmp_path):
 def test_two_runs_of_one_reward_and_seed_are_refused(tmp_path):
     paths = [write_run(tmp_path, name, 0.3, parent="x/sft-0") for name in ("rl-1", "rl-2")]
     trained, _ = trained_runs(read_runs([*paths, write_run(tmp_path, "sft-0", 0.2)]), "test")
-    with pytest.raises(UserError, match="both have reward line and rl.seed=0"):
+    with pytest.raises(UserError, match=r"both have reward line and rl\.seed=0"):
         reward_table(trained, np.random.default_rng(0))
 
 
@@ -263,7 +276,10 @@ def test_a_bare_run_shows_nothing_but_what_was_measured(tmp_path):
 
 
 def test_evidence_is_the_same_twice_and_holds_what_was_planted(tmp_path, capsys):
-    runs = [str(run.path) for run in family(tmp_path / "runs")]
+    start = tmp_path / "runs" / "sft-0"
+    paths = [write_run(tmp_path / "runs", "sft-0", 0.2)]
+    paths += [write_run(tmp_path / "runs", f"rl-{reward}0", skill, reward, 0, str(start)) for reward, skill in (("line", 0.5), ("random", 0.2))]
+    runs = [str(path) for path in paths]
     rl = tmp_path / "runs" / "rl-line0"
     write_audit(rl, verdict_rows([(True, True)] * 400 + [(True, False)] * 100 + [(False, False)] * 500, 250))
     write_evaluation(rl, "rl", "private", make_samples(0.5, 0), split="private", protocol="answer")
@@ -274,11 +290,12 @@ def test_evidence_is_the_same_twice_and_holds_what_was_planted(tmp_path, capsys)
         pages.append({path.name: path.read_bytes() for path in sorted((tmp_path / "evidence").rglob("*.*"))})
     assert pages[0] == pages[1]
     checks = pd.read_csv(tmp_path / "evidence" / "tables" / "checks.csv")
-    verdict = checks[checks["about"].str.contains("line0")].set_index("name")["verdict"]
+    verdict = checks[checks["about"].str.contains("line")].set_index("name")["verdict"]
     assert verdict["precision of line"] == FAILED and verdict["best attack on line: mate_claim"] == SHOWN
     assert verdict["logged looks at the private split"] == SHOWN
     rewards = checks[checks["point"] == 3].set_index("name")["verdict"]
-    assert rewards["pass@1 of line less random"] == rewards["seeds of both, format"] == SHOWN
+    assert rewards["pass@1 of line less random"] == SHOWN and rewards["seeds of both, random"] == FAILED, "one seed is no three"
+    assert rewards["pass@1 of line less format"] == NOT_MEASURED
     html = pages[0]["readiness.html"].decode()
     assert "http://" not in html and all(f"{number}. " in html for number in range(1, 8)) and "precision of line" in html
     assert capsys.readouterr().out.count("readiness.html") == 2
