@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from checks import grpo, tokens
+from checks import grpo, passk, pretraining, tokens, traces
 
 Check = tuple[Callable[[Any], bool], str]  # the test, and a hint for who failed it
-CHECKS: dict[str, Check] = {**tokens.CHECKS, **grpo.CHECKS}
+CHECKS: dict[str, Check] = {**tokens.CHECKS, **pretraining.CHECKS, **traces.CHECKS, **grpo.CHECKS, **passk.CHECKS}
