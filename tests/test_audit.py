@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import chess
 import pytest
 
+from analysis.verifiers import read_audits
 from chessrl import notation
 from chessrl.attacks import ATTACKS, BEHIND_TRACE, attack_answers, attack_table, play
-from chessrl.audit import Judge, alternatives, played_moves, proof_judge, verdict_of_episode, verdicts
+from chessrl.audit import Judge, alternatives, audit, judges_of, played_moves, proof_judge, verdict_of_episode, verdicts
+from chessrl.checkpoint import save_model
+from chessrl.engine import find_stockfish
 from chessrl.engine_labels import position_key
 from chessrl.environment import build_environment, solver_decisions
+from chessrl.errors import UserError
+from chessrl.launch import compose
 from chessrl.puzzles import accepted_moves, prompt_tokens
 from chessrl.sampler import OUTCOMES, SamplingSettings, rollout
-from tests.test_sampler import PUZZLES, play_reference, trained_model
+from tests.test_sampler import PUZZLES, TINY, play_reference, trained_model
 
 GREEDY = {protocol: SamplingSettings(protocol, 0.0, 12) for protocol in ("answer", "think")}
 
@@ -125,3 +133,44 @@ def test_promotion_noise_asks_for_a_piece_that_the_oracle_refuses():
     text = attack_answers(promotes, by_line, None)["promotion_flag_noise"]
     move = notation.parse_move(board, text[:-1], strict=False)
     assert move.promotion not in (None, line.promotion) and move not in accepted_moves(board, line)
+
+
+# ---- the command --------------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def stockfish():
+    try:
+        find_stockfish()
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_an_engine_as_oracle_accepts_the_mates_of_a_line(tmp_path):
+    config = compose("audit", [f"outputs={tmp_path}", "audit.depths=[1]", "audit.oracle_depth=6", "engine.workers=1"])
+    judges, identities = judges_of(config, PUZZLES, "engine")
+    assert [judge.name for judge in judges] == ["engine_depth_1", "oracle"] and "depth=6" in identities["oracle"]
+    for puzzle in (puzzle for puzzle in PUZZLES if puzzle.difficulty <= 2 and puzzle.id != "en-passant" and puzzle.id != "long-castle"):
+        board, line, _ = solver_decisions(puzzle)[-1]
+        mates = {move.uci() for move in accepted_moves(board, line)}
+        assert judges[-1].accepted[position_key(board)] == mates, "between mates the distance decides"
+    assert [judge.name for judge in judges_of(config, PUZZLES, "proof")[0]] == ["engine_depth_1", "deep_engine", "oracle"]
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_the_command_audits_once_and_its_folder_can_be_read(tmp_path, capsys):
+    run = tmp_path / "sft-0123456789ab"
+    save_model(trained_model("answer"), run / "model")
+    model = asdict(TINY)
+    summary = {"stage": "sft", "run_id": run.name, "parents": {}, "world": {"name": "endgame", "state": "snapshot"}, "model": model, "step": 7}
+    (run / "summary.json").write_text(json.dumps(summary | {"traces": False}))
+    (run / "status.json").write_text(json.dumps({"state": "completed"}))
+    words = [f"parent={run}", f"outputs={tmp_path}", "evaluate.max_puzzles=6", "evaluate.samples=4", "evaluate.ks=[1]", "run.device=cpu"]
+    settings = compose("audit", [*words, "audit.depths=[1]", "audit.oracle_depth=3", "engine.workers=1"])
+    assert audit(settings) == 0
+    [found] = read_audits(run)
+    assert (len(found.verdicts), len(found.puzzles), found.record["step"], found.record["oracle"]) == (24, 6, 7, "proof")
+    assert found.record["verifiers"] == ["line_only", "line", "engine_depth_1", "deep_engine"]
+    assert set(found.attacks["attack"]) == set(ATTACKS) - set(BEHIND_TRACE) and not found.attacks.query("verifier == 'line'")["fooled"].any()
+    audit(compose("audit", [*words, "audit.depths=[1]", "audit.oracle_depth=3", "engine.workers=1"]))
+    assert "is finished, skipped" in capsys.readouterr().out
