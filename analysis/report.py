@@ -133,7 +133,7 @@ def _write_page(
         links = "".join(f'<a href="#{section.name}">{escape(section.title)}</a> ' for section in members)
         contents.append(f'<li><b><a href="#question-{number}">{escape(question)}</a></b> {links}</li>')
         blocks.append(f'<h2 id="question-{number}">{escape(question)}</h2>')
-        blocks += [_section_block(section, out, command) for section in members]
+        blocks += [section_block(section, out, command) for section in members]
     page = PAGE.format(
         title="chessrl report",
         introduction=introduction,
@@ -166,7 +166,7 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(path, index=False, lineterminator="\n")
 
 
-def _section_block(section: Section, out: Path, command: str) -> str:
+def section_block(section: Section, out: Path, command: str) -> str:
     """Write the section's files and return its HTML. A figure or table left from an earlier analysis does not survive."""
     parts = [f'<section id="{section.name}"><h3>{escape(section.title)}</h3>', f"<p>{escape(section.text)}</p>"]
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]

@@ -336,6 +336,20 @@ class EvaluateConfig:
     games: int = neutral(0)  # of a pretrained policy: legal mass and accuracy by ply on so many held-out games; 0: none
     seed: int = 1000  # of the samples and the bootstrap
     batch: int = local(512)  # sequences sampled together
+    open_private: bool = local(False)  # asked for by split=private: each such evaluation is entered in the hold-out's access log
+
+
+@dataclass
+class AuditConfig:
+    """Which verifiers an audit compares (``python -m chessrl.audit``; split, samples and protocol are evaluate's), and what its oracle is."""
+
+    depths: list[int] = field(default_factory=lambda: [1, 2, 4, 8])  # plies of the engine verifiers, in place of engine.depth
+    # proof: the line's moves and mates, in a world whose lines are proven to be the only shortest mates; engine: every move within engine.delta
+    # by the two limits below, the line's own included; auto: proof in the endgame world, else engine
+    oracle: str = "auto"
+    oracle_depth: int = 12  # plies of the deep engine: the oracle, or beside the proof
+    oracle_nodes: int = 1_000_000  # ... and its cap of nodes per position
+    documents: int = 500  # games of each corpus split, and puzzles, in the prefix-completion test (python -m chessrl.prefixes)
 
 
 @dataclass
@@ -445,6 +459,7 @@ class Config:
     tabular: TabularConfig = field(default_factory=TabularConfig)
     baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing

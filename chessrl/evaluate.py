@@ -23,6 +23,7 @@ from chessrl.children import tell_directory
 from chessrl.config import STAGES, Config, EvaluateConfig
 from chessrl.environment import Environment
 from chessrl.errors import UserError
+from chessrl.holdout import open_private
 from chessrl.launch import launch
 from chessrl.lock import Lock
 from chessrl.measurement import measurements
@@ -210,7 +211,8 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
     keep_traces = settings.trace_metrics != "none"
     model = load_model(model_folder(directory, settings.step), precision=config.run.precision, device=resolve_device(config.run.device))
-    puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
+    opened = open_private(config, parent["run_id"]) if settings.split == world.PRIVATE_SPLIT else world.puzzles_of_split(config, settings.split)
+    puzzles = opened[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
         settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, settings.seed, f"evaluate-{settings.split}",

@@ -33,11 +33,14 @@ def quotas(size: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def even_quotas(size: int, available: Mapping[str, int]) -> dict[str, int]:
-    """``size`` puzzles over the bins as evenly as what is ``available`` allows: the mix of a slice, whose bins are what they are."""
-    counts = dict.fromkeys(BINS, 0)
+    """``size`` puzzles over the bins as evenly as what is ``available`` allows: the mix of a slice, whose bins are what they are.
+
+    Bins may be any strata; those first by name get what cannot be divided.
+    """
+    counts = dict.fromkeys(sorted(available), 0)
     left = min(size, sum(available.values()))
     while left:
-        open_bins = [name for name in BINS if counts[name] < available.get(name, 0)]
+        open_bins = [name for name in counts if counts[name] < available[name]]
         share = max(1, left // len(open_bins))
         for name in open_bins:
             more = min(share, available[name] - counts[name], left)

@@ -29,6 +29,7 @@ from chessrl.lock import Lock
 from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_build import account_lines, build_puzzles
 from chessrl.puzzle_settings import PuzzleSettings
+from chessrl.puzzle_splits import mirrored
 from chessrl.puzzles import SLICES, SPLITS, Puzzle, load_puzzles, save_puzzles
 from chessrl.run import digest
 from chessrl.sources import WHERE_TO_GET, file_record
@@ -36,6 +37,7 @@ from chessrl.sources import WHERE_TO_GET, file_record
 WORLDS = ("endgame", "lichess")
 SHARD_TOKENS = 100_000_000
 MOST_WORKERS = 8  # processes that turn games to tokens; about 200 MB each
+PRIVATE_SPLIT = "private"
 DRAW = "balanced over themes and line lengths"  # names the way splits are drawn: another way makes another table
 
 
@@ -110,12 +112,29 @@ def _build_puzzles(settings: PuzzleSettings, path: Path) -> None:
 
 
 def puzzles_of_split(config: Config, split: str, bins: Iterable[str] = ()) -> list[Puzzle]:
-    """The puzzles of one split, of some bins where given. Raises UserError on an unknown split or when none is left."""
+    """The puzzles of one split, of some bins where given. Raises UserError on an unknown split or when none is left.
+
+    The endgame world's ``test_mirrored`` is its test split with colours exchanged; no game passes through those positions either. The private
+    split is not to be had here: ``chessrl.holdout`` opens it and says so in its log.
+    """
+    if split == PRIVATE_SPLIT:
+        raise UserError("split private: it is read by an evaluation with evaluate.open_private=true alone, which enters it in the access log")
     if split not in (*SPLITS, *SLICES):
         raise UserError(f"split={split!r}: expected one of {', '.join((*SPLITS, *SLICES))}")
-    puzzles = load_puzzles(puzzle_table(config), split, list(bins) or None)
+    mirror = config.world.name == "endgame" and split == "test_mirrored"
+    puzzles = load_puzzles(puzzle_table(config), "test" if mirror else split, list(bins) or None)
+    if mirror:
+        puzzles = [mirrored(puzzle) for puzzle in puzzles]
     if not puzzles:
         raise UserError(f"no puzzle in split {split}" + (f" and bins {', '.join(bins)}" if bins else "") + ": check world.* and the bins")
+    return puzzles
+
+
+def private_puzzles(config: Config) -> list[Puzzle]:
+    """The private split, for ``chessrl.holdout`` alone. Raises UserError where the table has none."""
+    puzzles = load_puzzles(puzzle_table(config), PRIVATE_SPLIT)
+    if not puzzles:
+        raise UserError("no puzzle in split private: make the table with world.private_puzzles above 0")
     return puzzles
 
 

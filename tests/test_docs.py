@@ -15,8 +15,9 @@ from chessrl.launch import compose
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 STAGES = {name: name for name in ("chessrl", "pretrain", "sft", "rl", "analysis")}
-# those with Hydra's keys, and their primary config
-COMMANDS = STAGES | {"rl.tabular": "tabular", "chessrl.evaluate": "evaluate", "chessrl.baselines": "baselines"}
+# Those with Hydra's keys, and their primary config
+FURTHER = {f"chessrl.{name}": name for name in ("evaluate", "audit", "prefixes", "baselines")}
+COMMANDS = STAGES | FURTHER | {"rl.tabular": "tabular"}
 PLACEHOLDERS = re.compile(r"^(launcher|hydra\.|experiment=NAME|model=)|\.\.\.")
 
 
