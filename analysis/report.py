@@ -78,8 +78,7 @@ def run_analysis(runs: Sequence[Path], out: Path, seed: int = 0) -> Analysis:
     for kind in ("passk", "rates"):
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
     leaked = leak_lines(read)
-    configurations = [_configuration(run.label, run.run_id, run.config) for run in read]
-    report = write_page(sections, out, report_command(runs), INTRODUCTION, configurations, leaked)
+    report = _write_page(sections, out, runs, INTRODUCTION, [_configuration(run.label, run.run_id, run.config) for run in read], leaked)
     passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
     return Analysis(report, "\n".join([*leaked, tables.terminal_table(passk, rates)]))
 
@@ -88,17 +87,17 @@ def run_tabular_analysis(runs: Sequence[Path], out: Path) -> Analysis:
     """The same of tabular runs, which have no model and no evaluations."""
     sections = tabular_sections(runs)
     configurations = [_configuration("tabular", run.name, (run / "config.yaml").read_text(encoding="utf-8")) for run in runs]
-    report = write_page(sections, out, report_command(runs), TABULAR_INTRODUCTION, configurations)
+    report = _write_page(sections, out, runs, TABULAR_INTRODUCTION, configurations)
     return Analysis(report, "\n".join(f"{section.title}: {out / 'figures' / section.name}.png" for section in sections))
 
 
-def write_page(
-    sections: Sequence[Section], out: Path, made_by: Sequence[str], introduction: str, configurations: Sequence[str], warnings: Sequence[str] = ()
+def _write_page(
+    sections: Sequence[Section], out: Path, runs: Sequence[Path], introduction: str, configurations: Sequence[str], warnings: Sequence[str] = ()
 ) -> Path:
-    """Write the sections' files and the page that holds them all; its path. made_by: the words of the command, which the page shows."""
+    """Write the sections' files and the page that holds them all; its path."""
     for folder in ("figures", "tables"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    command = shlex.join(made_by)
+    command = shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"])
     blocks = [_section_block(section, out, command) for section in sections]
     page = PAGE.format(
         title="chessrl report",
@@ -112,11 +111,6 @@ def write_page(
     report = out / "report.html"
     report.write_text(page, encoding="utf-8")
     return report
-
-
-def report_command(runs: Sequence[Path]) -> list[str]:
-    """The words of the command that makes the report of ``runs``."""
-    return ["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]"]
 
 
 def leak_lines(runs: Sequence[Run]) -> list[str]:

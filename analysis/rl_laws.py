@@ -197,7 +197,27 @@ def fit_rl_law(points: pd.DataFrame, c_ref: float, form: str = "exponential") ->
     return RlLaw(c_ref, level, fit_slope_law(lines), floor)
 
 
-# ---- how well it predicts ---------------------------------------------------------------------------------------------------------------
+# ---- how well it is known, and how well it predicts ----------------------------------------------------------------------------------
+
+
+def resampled_runs(points: pd.DataFrame, rng: np.random.Generator, distinct: int) -> pd.DataFrame:
+    """``points`` of whole runs drawn with replacement; a run drawn twice counts as two. Drawn again while fewer than ``distinct`` differ."""
+    runs = points["run"].unique()
+    while True:
+        drawn = rng.choice(runs, len(runs))
+        if len(set(drawn)) >= min(distinct, len(runs)):
+            parts = [points[points["run"] == name].assign(run=f"{name} #{place}") for place, name in enumerate(drawn)]
+            return pd.concat(parts, ignore_index=True)
+
+
+def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
+    """(low, high) of refits, those without a value left out; NaN without any."""
+    finite = np.asarray(values, np.float64)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
+        return float("nan"), float("nan")
+    low, high = np.quantile(finite, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+    return float(low), float(high)
 
 
 def cross_validation(

@@ -20,37 +20,18 @@ from analysis.rl_laws import (
     fit_rl_law,
     fit_run_lines,
     fit_slope_law,
+    percentile_interval,
     prediction_rmse,
     rank_correlation,
+    resampled_runs,
 )
 from chessrl.errors import UserError
-from chessrl.statistics import LEVEL, bootstrap_means
-
-ENDS = (0.5 - LEVEL / 2, 0.5 + LEVEL / 2)
+from chessrl.statistics import bootstrap_means
 
 
 def size_name(parameters: float) -> str:
     """0.98M."""
     return f"{parameters / 1e6:.3g}M"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Percentile interval of refits, NaN without any."""
-    finite = np.asarray(values, np.float64)[np.isfinite(values)]
-    if not len(finite):
-        return float("nan"), float("nan")
-    low, high = np.quantile(finite, ENDS)
-    return float(low), float(high)
-
-
-def resampled_runs(points: pd.DataFrame, rng: np.random.Generator, distinct: int) -> pd.DataFrame:
-    """``points`` of whole runs drawn with replacement; a run drawn twice counts as two. Drawn again while fewer than ``distinct`` differ."""
-    runs = points["run"].unique()
-    while True:
-        drawn = rng.choice(runs, len(runs))
-        if len(set(drawn)) >= min(distinct, len(runs)):
-            parts = [points[points["run"] == name].assign(run=f"{name} #{place}") for place, name in enumerate(drawn)]
-            return pd.concat(parts, ignore_index=True)
 
 
 # ---- the runs ---------------------------------------------------------------------------------------------------------------------------
@@ -179,11 +160,11 @@ def slope_table(points: pd.DataFrame, c_ref: float, rng: np.random.Generator, re
         pearson = float(np.corrcoef(tokens, slopes)[0, 1]) if np.ptp(tokens) > 0 and np.ptp(slopes) > 0 else float("nan")
         return {"a": law.a, "b (per decade of T)": law.b, "c (per decade of N)": law.c, "Pearson of B with log10 T": pearson}
 
-    samples = [constants(resampled_runs(points, rng, 4)) for _ in range(resamples)]
+    samples = [constants(resampled_runs(points, rng, 3)) for _ in range(resamples)]
     paper = published.SLOPE_LAW | {"Pearson of B with log10 T": published.SLOPE_TOKENS}
     rows = []
     for name, value in constants(points).items():
-        low, high = interval([sample[name] for sample in samples])
+        low, high = percentile_interval([sample[name] for sample in samples])
         rows.append({"constant": name, "value": value, "low": low, "high": high, "paper": paper.get(name, "")})
     return pd.DataFrame(rows)
 
@@ -258,6 +239,6 @@ def frontier_tables(
         frontier(predicted_reward(sample, fit_rl_law(resampled_runs(points, rng, 4), c_ref, form)), budgets, sizes) for sample in surface.samples
     ]
     for column in ("parameters", "rl_share", "reward"):
-        ends = np.array([interval([refit[column][row] for refit in refits]) for row in range(len(best))])
+        ends = np.array([percentile_interval([refit[column][row] for refit in refits]) for row in range(len(best))])
         best[f"{column}_low"], best[f"{column}_high"] = ends[:, 0], ends[:, 1]
     return best, empirical_frontier(points)
