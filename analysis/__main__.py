@@ -17,10 +17,9 @@ def work(config: Config) -> int:
 
     out = Path(config.outputs) / f"analysis-{digest(sorted(Path(run).name for run in config.runs))}"
     runs = [Path(run) for run in config.runs]
-    tabular = [is_tabular(run) for run in runs]
-    if any(tabular) and not all(tabular):
-        raise UserError("runs: tabular runs and runs of the stages have nothing in common to draw; name the one kind or the other")
-    analysis = run_tabular_analysis(runs, out) if all(tabular) else run_analysis(runs, out)
+    tabular = [run for run in runs if is_tabular(run)]
+    stages = [run for run in runs if run not in tabular]
+    analysis = run_analysis(stages, out, config.analysis, tabular) if stages else run_tabular_analysis(runs, out)
     print(f"{analysis.terminal}\n\nreport: {analysis.report}", flush=True)
     return 0
 

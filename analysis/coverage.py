@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from chessrl.statistics import LEVEL, RESAMPLES, pass_at_k
+from analysis.resampling import HIGH, LOW, Weights, interval, ratio_intervals
+from chessrl.statistics import Interval
 from chessrl.theory_weights import pass_at_k_objective
 
 CELLS = ("both", "base only", "RL only", "neither")
@@ -29,12 +29,6 @@ def exact_pass_at_k(success: np.ndarray, ks: Sequence[int]) -> np.ndarray:
     return pass_at_k_objective(np.minimum(success, 1.0)[:, None], ks)
 
 
-def excess_over(values: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """(puzzles, ks): how much of what uniform legal play leaves unsolved the policy solves, (v - f) / (1 - f); NaN where the floor is 1."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(floor < 1, (values - floor) / (1 - floor), np.nan)
-
-
 # ---- crossover --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -42,7 +36,7 @@ def excess_over(values: np.ndarray, floor: np.ndarray) -> np.ndarray:
 class Crossover:
     """Smallest k from which on the base is at least as good as the RL policy at every larger k of ``ks``; inf: RL is ahead at the largest k.
 
-    ``low``, ``high``: percentile bootstrap over puzzles; ``never``: the share of resamples without a crossover.
+    ``low``, ``high``: percentile bootstrap over puzzles, and seeds; ``never``: the share of resamples without a crossover.
     """
 
     k: float
@@ -51,8 +45,8 @@ class Crossover:
     never: float
 
 
-def crossover(base: np.ndarray, trained: np.ndarray, ks: Sequence[int], rng: np.random.Generator, resamples: int = RESAMPLES) -> Crossover:
-    """base, trained: pass@k (puzzles, ks) of the two policies on the same puzzles, ks ascending.
+def crossover(base: np.ndarray, trained: np.ndarray, ks: Sequence[int], weights: Weights) -> Crossover:
+    """base, trained: pass@k (seeds, puzzles, ks) of the two policies on the same puzzles, ks ascending; weights: of the resamples.
 
     A crossover at the smallest k says that the base was never behind.
     """
@@ -65,84 +59,69 @@ def crossover(base: np.ndarray, trained: np.ndarray, ks: Sequence[int], rng: np.
         last = np.where(ahead.any(1), means.shape[1] - 1 - np.argmax(ahead[:, ::-1], axis=1), -1)
         return np.append(places, np.inf)[last + 1]
 
-    counts = rng.multinomial(len(differences), np.full(len(differences), 1 / len(differences)), size=resamples)
-    drawn = np.sort(first(counts @ differences / len(differences)))
-    low, high = (drawn[min(int(share * resamples), resamples - 1)] for share in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))  # inf has no quantile between
-    point = first(differences.mean(0, keepdims=True))[0]
-    return Crossover(float(point), float(low), float(high), float(np.isinf(drawn).mean()))
+    drawn = [np.sort(first(part / differences.shape[1])) for part in weights.sums(differences)]
+    bounds = [[found[min(int(share * len(found)), len(found) - 1)] for share in (LOW, HIGH)] for found in drawn]  # inf has no quantile between
+    point = first(differences.mean((0, 1))[None])[0]
+    never = float(np.isinf(drawn[-1]).mean())  # over seeds and puzzles where there are several seeds
+    return Crossover(float(point), float(min(low for low, _ in bounds)), float(max(high for _, high in bounds)), never)
 
 
-def delta_se(base_large: np.ndarray, trained_one: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> tuple[float, float, float]:
-    """Sampling-efficiency gap pass@k_base - pass@1_RL (lower is better) of per-puzzle values (puzzles,), with its paired interval."""
+def delta_se(base_large: np.ndarray, trained_one: np.ndarray, weights: Weights) -> Interval:
+    """Sampling-efficiency gap pass@k_base - pass@1_RL (lower is better) of values (seeds, puzzles), with its paired interval."""
     gap = np.asarray(base_large, np.float64) - np.asarray(trained_one, np.float64)
-    counts = rng.multinomial(len(gap), np.full(len(gap), 1 / len(gap)), size=resamples)
-    low, high = np.quantile(counts @ gap / len(gap), (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
-    return float(gap.mean()), float(low), float(high)
+    return interval(float(gap.mean()), [part[:, 0] / gap.shape[1] for part in weights.sums(gap[..., None])], gap.shape[1])
 
 
 # ---- coverage ---------------------------------------------------------------------------------------------------------------------------
 
 
-def coverage_cells(base: np.ndarray, trained: np.ndarray) -> pd.DataFrame:
-    """CELLS as shares of the puzzles, with counts. base, trained (puzzles,): the probability that k samples solve the puzzle.
+def coverage_cells(base: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """(..., CELLS): each puzzle's share of both, base only, RL only and neither. base, trained (...): the probability that k samples solve it.
 
     Observed coverage (0 or 1) gives the usual counts; pass@k values give their expectation for two independent sets of k samples.
     """
     a, b = np.asarray(base, np.float64), np.asarray(trained, np.float64)
-    shares = [(a * b).mean(), (a * (1 - b)).mean(), ((1 - a) * b).mean(), ((1 - a) * (1 - b)).mean()]
-    return pd.DataFrame({"cell": CELLS, "share": shares, "puzzles": np.array(shares) * len(a)})
+    return np.stack([a * b, a * (1 - b), (1 - a) * b, (1 - a) * (1 - b)], axis=-1)
 
 
-def newly_solved(base_solved: np.ndarray, base_samples: np.ndarray, trained: np.ndarray, k: int) -> dict[str, float]:
-    """Of the puzzles that ``k`` base samples left unsolved, the share that ``k`` samples of the trained policy solve, beside the null.
+def newly_solved(base: np.ndarray, base_twice: np.ndarray, trained: np.ndarray, weights: Weights) -> dict[str, Interval]:
+    """Of the puzzles that k base samples leave unsolved: the share that k samples of the trained policy solve, the null, and the excess over it.
 
-    base_solved, base_samples (puzzles,): c of n >= 2k base samples; trained (puzzles,): pass@k of the trained policy. The null is what ``k``
-    further samples of the base itself would solve of them: E[first k fail, next k do not] = F(k) - F(2k), F the unbiased 1 - pass@k.
+    base, base_twice, trained: pass@k and pass@2k of the base and pass@k of the trained policy (seeds, puzzles), unbiased or exact. The null is
+    what k further samples of the base itself would solve of them: E[first k fail, next k do not] = (1 - pass@k) - (1 - pass@2k). ``unsolved`` is the
+    share of puzzles that is left. NaN where none is.
     """
-    fails_k = 1 - pass_at_k(base_samples, base_solved, k)
-    fails_twice = 1 - pass_at_k(base_samples, base_solved, 2 * k)
-    unsolved = fails_k.sum()
-    if unsolved == 0:
-        return {"unsolved": 0.0, "newly_solved": float("nan"), "null": float("nan")}
-    return {
-        "unsolved": float(unsolved),
-        "newly_solved": float((fails_k * trained).sum() / unsolved),
-        "null": float((fails_k - fails_twice).sum() / unsolved),
-    }
+    fails = 1 - base
+    null = base_twice - base
+    values = np.stack([fails * trained, null, fails * trained - null], axis=-1)
+    ones = np.ones(fails.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = ratio_intervals(values, fails, weights, shares=False)
+    return dict(zip(("newly_solved", "null", "excess"), shares)) | {"unsolved": ratio_intervals(fails[..., None], ones, weights)[0]}
 
 
 # ---- majority -----------------------------------------------------------------------------------------------------------------------------
 
 
-def majority_at_k(answers: np.ndarray, solved: np.ndarray, k: int, rng: np.random.Generator, draws: int = 200) -> np.ndarray:
-    """(puzzles,): probability that the most frequent of k sampled answers is a solving one, ties broken uniformly.
+def majority_at_k(answers: np.ndarray, solved: np.ndarray, ks: Sequence[int], rng: np.random.Generator, draws: int = 200) -> np.ndarray:
+    """(puzzles, ks): probability that the most frequent of k sampled answers is a solving one, ties broken uniformly.
 
     answers (puzzles, n): integer codes of the answers, equal codes equal answers; solved (puzzles, n): whether it solves, the same for equal
     answers of a puzzle. Estimated from ``draws`` subsets of k of the n samples, without replacement. Raises ValueError if k > n.
     """
     puzzles, n = answers.shape
-    if k > n:
-        raise ValueError(f"maj@{k} needs {k} samples per puzzle, found {n}")
-    result = np.empty(puzzles)
+    if max(ks) > n:
+        raise ValueError(f"maj@{max(ks)} needs {max(ks)} samples per puzzle, found {n}")
+    result = np.empty((puzzles, len(ks)))
     for row in range(puzzles):
-        codes, places = np.unique(answers[row], return_inverse=True)
+        codes, places, counts = np.unique(answers[row], return_inverse=True, return_counts=True)
         solving = np.zeros(len(codes))
         solving[places] = solved[row]
-        chosen = np.argsort(rng.random((draws, n)), axis=1)[:, :k]
-        votes = np.zeros((draws, len(codes)))
-        np.add.at(votes, (np.repeat(np.arange(draws), k), places[chosen].ravel()), 1)
-        modes = votes == votes.max(1, keepdims=True)
-        result[row] = ((modes * solving).sum(1) / modes.sum(1)).mean()
+        for at, k in enumerate(ks):
+            votes = rng.multivariate_hypergeometric(counts, k, size=draws if k < n else 1)
+            modes = votes == votes.max(1, keepdims=True)
+            result[row, at] = ((modes * solving).sum(1) / modes.sum(1)).mean()
     return result
-
-
-def majority_of_distribution(probabilities: np.ndarray, solving: np.ndarray, k: int, rng: np.random.Generator, draws: int = 1000) -> float:
-    """maj@k of a known move distribution (moves,), by multinomial draws; what it does not sum to is one further, wrong answer."""
-    rest = max(0.0, 1.0 - probabilities.sum())
-    shares = np.append(probabilities, rest)
-    votes = rng.multinomial(k, shares / shares.sum(), size=draws)
-    modes = votes == votes.max(1, keepdims=True)
-    return float(((modes * np.append(solving, 0.0)).sum(1) / modes.sum(1)).mean())
 
 
 def matched_samples(budget_tokens: float, tokens_per_sample: float) -> int:

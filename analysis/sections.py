@@ -11,6 +11,12 @@ from analysis.figures import Panel
 from analysis.read import STAGES, Run
 from analysis.tables import Selection
 
+SHORT, TRAINING, REACH, RULES = "In short", "Training", "What is reached with more samples?", "Legality, failures and judges"
+QUESTION_OF = {
+    **dict.fromkeys(("final", "runs"), SHORT),
+    **dict.fromkeys(("passk", "bins", "comparisons"), REACH),
+    **dict.fromkeys(("failures", "legal", "verifiers"), RULES),
+}
 NO_EVALUATION = "No evaluation was found in these runs, so the figure is left out."
 
 
@@ -25,6 +31,7 @@ class Section:
     table: pd.DataFrame
     figure: Figure | None = None
     notes: tuple[str, ...] = field(default=())
+    question: str = TRAINING  # the group of the page that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +263,7 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
     pass_at_1 = passk[passk["k"] == 1] if len(passk) else passk
     legal = rates[rates["metric"] == "legal"] if len(rates) else rates
     curves = {section.name: _curve_section(section, runs) for section in CURVES}
-    return [
+    sections = [
         Section(
             "final", "Result in short",
             "How good is each policy? Mean over puzzles, in percent, of unbiased pass@k and of the share of samples whose moves are all "
@@ -307,3 +314,4 @@ def build_sections(runs: Sequence[Run], selection: Selection, seed: int) -> list
         curves["rl_sampler"],
         curves["rl_format"],
     ]  # fmt: skip
+    return [replace(section, question=QUESTION_OF.get(section.name, TRAINING)) for section in sections]

@@ -315,8 +315,29 @@ class EvaluateConfig:
     step: int | None = neutral(None)  # of models/step-N, a model kept by STAGE.save_steps, instead of the run's final one
     exact: bool = neutral(False)  # also the exact success of every puzzle (by the line, strict spelling), of a policy without traces
     policy_traces: int = neutral(0)  # 0: none; else policy.parquet: all legal moves at each decision, after so many traces (once without traces)
+    games: int = neutral(0)  # of a pretrained policy: legal mass and accuracy by ply on so many held-out games; 0: none
     seed: int = 1000
     batch: int = local(512)  # sequences sampled together
+
+
+@dataclass
+class BaselinesConfig:
+    """Tables of a split that need no policy (``python -m chessrl.baselines``), on the puzzles of ``evaluate.split`` and ``evaluate.max_puzzles``."""
+
+    # Stockfish plays the puzzles at so many nodes a move; []: without an engine
+    nodes: list[int] = field(default_factory=lambda: [1, 10, 100, 1000], metadata={"identity": "local"})
+    quality: bool = local(False)  # also how much expected score each legal move loses, by engine.* (cached labels are taken)
+
+
+@dataclass
+class AnalysisConfig:
+    """How ``python -m analysis`` reads measured policies and success probabilities."""
+
+    top_k: int = local(3)  # k of the top-k sets of transition categories (Shen et al.: 3)
+    tail: float = local(0.05)  # a move of less probability is in the tail
+    # pass@k of coverage cells and newly solved puzzles; of sampled evaluations those that the number of samples allows
+    ks: list[int] = field(default_factory=lambda: [16, 256, 4096], metadata={"identity": "local"})
+    seed: int = local(0)  # of the bootstraps
 
 
 @dataclass
@@ -400,6 +421,8 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     tabular: TabularConfig = field(default_factory=TabularConfig)
+    baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
+    analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing

@@ -142,7 +142,11 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.thinking_budget": (0, None),
     "evaluate.thinking_minimum": (0, None),
     "evaluate.policy_traces": (0, None),
+    "evaluate.games": (0, None),
     "evaluate.batch": (1, None),
+    "analysis.top_k": (1, None),
+    "analysis.tail": (0, 1),
+    "analysis.seed": (0, 2**63 - 1),
     "rl.curriculum.pass_rate_min": (0, 1),
     "rl.curriculum.pass_rate_max": (0, 1),
     "tabular.puzzles": (1, None),
@@ -187,6 +191,7 @@ ORDERED = (  # the first is at most the second
 # Lists of at least one value, each in its range or among its choices
 LISTS: dict[str, tuple[float, float] | tuple[str, ...]] = {
     "tabular.ks": (1, math.inf),
+    "analysis.ks": (1, math.inf),
     "tabular.tops": (1e-6, 0.999999),
     "tabular.clips": (0, 1),
     "tabular.updates": (1, math.inf),
@@ -223,6 +228,8 @@ def check_values(config: Config) -> None:
     for stage in STAGES:
         if any(step < 1 for step in getattr(config, stage).save_steps):
             raise UserError(f"{stage}.save_steps={getattr(config, stage).save_steps}: expected steps, which count from 1")
+    if any(nodes < 1 for nodes in config.baselines.nodes):
+        raise UserError(f"baselines.nodes={config.baselines.nodes}: expected numbers of nodes, at least 1 each, or []")
     if config.model.vocabulary not in VOCABULARIES:
         raise UserError(f"model.vocabulary={config.model.vocabulary}: expected one of {', '.join(map(str, VOCABULARIES))}")
     if config.world.state == "snapshot" and config.model.vocabulary != len(VOCABULARY):

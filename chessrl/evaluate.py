@@ -67,6 +67,7 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
     sampled = result.policy.sum(1)
     after_trace = result.trace_lengths + (settings.protocol == "think")  # </T>, or the token beyond the budget
     at_end = result.trace_lengths.clamp(max=result.tokens.shape[1] - 1)[:, None]
+    answers = written_answers(result, settings.protocol)
     put_end = (result.tokens.gather(1, at_end) == notation.END_THINK) & ~result.policy.gather(1, at_end)
     return pd.DataFrame(
         {
@@ -78,7 +79,8 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
             "solved": result.solved.tolist(),
             "solved_strict": result.strict.tolist(),
             "solved_by_line": result.by_line.tolist(),
-            "first_move": first_moves(result, settings.protocol),
+            "first_move": [answer.partition(" / ")[0] for answer in answers],
+            "answer": answers,
             "legal": result.legal.tolist(),
             "format": result.well_formed.tolist(),
             "truncated": [outcome == "no_end_think" for outcome in outcomes],
@@ -92,18 +94,19 @@ def _table(result: Rollout, puzzles: Sequence[Puzzle], samples: int, settings: S
     )
 
 
-def first_moves(result: Rollout, protocol: str) -> list[str]:
-    """Text of each episode's first move as it was written, without ``<call_env>``; empty where no answer was begun."""
+def written_answers(result: Rollout, protocol: str) -> list[str]:
+    """Text of each episode's moves as the policy wrote them, ``<call_env>`` left out, " / " between moves; empty where no answer was begun."""
     texts = []
     for tokens, policy, length, thought in zip(
         result.tokens.tolist(), result.policy.tolist(), result.lengths.tolist(), result.trace_lengths.tolist()
     ):
-        move = []
+        moves: list[list[int]] = [[]]
         for place in range(thought + 1 if protocol == "think" else 0, length):
-            if not policy[place] or tokens[place] == notation.CALL_ENV:
-                break
-            move.append(tokens[place])
-        texts.append(notation.to_text(move))
+            if policy[place] and tokens[place] != notation.CALL_ENV:
+                moves[-1].append(tokens[place])
+            elif moves[-1]:
+                moves.append([])
+        texts.append(" / ".join(notation.to_text(move) for move in moves if move))
     return texts
 
 
@@ -141,8 +144,10 @@ def settings_for(settings: EvaluateConfig, parent: dict[str, Any]) -> EvaluateCo
         )
     if protocol == "game":  # a pretrained policy never saw <call_env>, which an exact success needs
         without["exact"] = False
+    else:
+        without["games"] = 0
     if settings.verifier == "engine":  # probabilities are measured once, beside the samples that the line judges
-        without |= {"exact": False, "policy_traces": 0}
+        without |= {"exact": False, "policy_traces": 0, "games": 0}
     return replace(settings, protocol=protocol, **without)
 
 

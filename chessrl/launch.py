@@ -95,7 +95,7 @@ def no_right(error: OSError, outputs: str) -> str:
 
 def dry_run(name: str, arguments: list[str]) -> NoReturn:
     """Print what the command or its sweep would cost, and end with the exit status."""
-    if name in ("evaluate", "analysis", "tabular"):
+    if name in ("evaluate", "analysis", "baselines", "tabular"):
         fail(UserError(f"dry_run=true: there is no estimate for {name}; chessrl, pretrain, sft and rl have one"))
     from chessrl.dry_run import print_costs, sweep_params  # torch is imported only when there is work: --help stays quick
 

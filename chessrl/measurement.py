@@ -9,8 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from chessrl import world
 from chessrl.config import Config
 from chessrl.errors import UserError
+from chessrl.game_measure import Games, games_table, measure_games
 from chessrl.model import Transformer
 from chessrl.policy import exact_success, policy_table
 from chessrl.puzzles import Puzzle
@@ -40,8 +42,8 @@ class Policy:
         self.table.to_parquet(folder / "policy.parquet", compression="zstd", index=False)
 
 
-def measurements(config: Config, model: Transformer, puzzles: Sequence[Puzzle], labels: dict[str, Any]) -> list[ExactSuccess | Policy]:
-    """What ``evaluate.exact`` and ``evaluate.policy_traces`` ask for, of settings that are resolved; ``labels``: of the evaluation.
+def measurements(config: Config, model: Transformer, puzzles: Sequence[Puzzle], labels: dict[str, Any]) -> list[ExactSuccess | Policy | Games]:
+    """What ``evaluate.exact``, ``policy_traces`` and ``games`` ask for, of settings that are resolved; ``labels``: of the evaluation.
 
     Raises UserError at temperature 0, where there are no probabilities to measure.
     """
@@ -61,6 +63,8 @@ def measurements(config: Config, model: Transformer, puzzles: Sequence[Puzzle], 
             asked = len(puzzles) * settings.policy_traces
             print(f"evaluate: of {asked:,} traces the budget cut {cut:,}; puzzles left without one: {left_out:,}", flush=True)
         made.append(Policy(table.assign(stage=labels["stage"], step=labels["step"])))
+    if settings.games:
+        made.append(games_table(measure_games(model, world.open_corpus(config)[1], settings.games), labels["seed"]))
     return made
 
 

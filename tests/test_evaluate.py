@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from tests.test_sampler import PUZZLES, trained_model
 
 COLUMNS = {
     "puzzle": "str", "split": "str", "bin": "str", "sample": "int64", "tokens": "int64", "solved": "bool", "solved_strict": "bool",
-    "solved_by_line": "bool", "first_move": "str", "legal": "bool", "format": "bool", "truncated": "bool", "failure": "str",
+    "solved_by_line": "bool", "first_move": "str", "answer": "str", "legal": "bool", "format": "bool", "truncated": "bool", "failure": "str",
     "trace_length": "int64", "trace_forced": "bool", "answer_length": "int64", "logprob": "float64", "entropy": "float64",
 }  # fmt: skip
 
@@ -67,8 +67,11 @@ def test_samples_table_equals_the_rollout_it_was_made_of(protocol):
             first = tokens[thought:]
             ends = [place for place, token in enumerate(first) if token == notation.CALL_ENV or not policy[thought + place]]
             assert row["first_move"] == notation.to_text(first[: ends[0]] if ends else first)
+            written = [token if own else notation.CALL_ENV for token, own in zip(first, policy[thought:])]
+            moves = [list(move) for closed, move in groupby(written, lambda token: token == notation.CALL_ENV) if not closed]
+            assert row["answer"] == " / ".join(map(notation.to_text, moves))
         else:
-            assert row["answer_length"] == 0 and row["trace_length"] == 6 and row["first_move"] == ""
+            assert row["answer_length"] == 0 and row["trace_length"] == 6 and row["first_move"] == row["answer"] == ""
         assert row["logprob"] == pytest.approx(result.logprobs[index].double().sum().item(), abs=1e-4)
         assert row["entropy"] == pytest.approx(result.entropies[index][: len(tokens)][policy].double().mean().item(), abs=1e-4)
     assert len(set(table["failure"])) > 2, "too few outcomes were seen to tell"
