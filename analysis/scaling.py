@@ -6,9 +6,10 @@ each beside the paper's constants. A law that the runs cannot identify is named 
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,12 @@ from analysis import scaling_tables as tables
 from analysis.loss_surface import SurfaceFit, fit_loss_surface
 from analysis.report import write_page
 from analysis.rl_laws import FORMS, fit_form, fit_run_lines, spearman_table
-from analysis.scaling_data import points_of, pretraining_cells, rl_points, success_table
+from analysis.scaling_data import RlRun, points_of, pretraining_cells, rl_runs, success_table
+from analysis.scaling_policies import QUESTION as POLICY_QUESTION
+from analysis.scaling_policies import policy_sections
 from analysis.sections import Section
 from chessrl.command import parse_settings, run_command
+from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 
 INTRODUCTION = (
@@ -29,7 +33,7 @@ INTRODUCTION = (
     '<a href="https://arxiv.org/abs/2607.16097">Shen et al., Understanding Reasoning from Pretraining to Post-Training</a>, sections 3 to 5.'
 )
 START_KS = (1, 4, 8, 16)  # of pass@k before RL, the paper's
-MINIMUM_RUNS = 6
+MINIMUM_RUNS = 4
 C_REFS = 5
 
 
@@ -53,6 +57,7 @@ class Sweep:
     """What the sections are made of. ``surface`` is None where the runs bear none, ``surface_notes`` then say why."""
 
     settings: ScalingSettings
+    runs: tuple[RlRun, ...]
     cells: pd.DataFrame  # CELL_COLUMNS
     success: pd.DataFrame  # SUCCESS_COLUMNS
     points: pd.DataFrame  # POINT_COLUMNS
@@ -72,7 +77,8 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
         raise UserError(f"form={settings.form}: expected one of {', '.join(FORMS)}")
     outputs = Path(settings.outputs)
     cells = pretraining_cells(outputs)
-    success = success_table(outputs, settings.measure)
+    runs = rl_runs(outputs)
+    success = success_table(runs, settings.measure)
     points = points_of(success, settings.bins)
     if points["run"].nunique() < MINIMUM_RUNS:
         found = points["run"].nunique()
@@ -86,7 +92,7 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
         notes = surface.warnings
     except UserError as error:
         surface, notes = None, (str(error),)
-    return Sweep(settings, cells, success, points, lines, surface, notes, c_ref)
+    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref)
 
 
 # ---- sections ---------------------------------------------------------------------------------------------------------------------------
@@ -192,7 +198,7 @@ def ceiling_section(sweep: Sweep) -> Section:
 
 def start_section(sweep: Sweep) -> Section:
     by_k = {1: sweep.points}
-    by_k |= {k: rl_points(Path(sweep.settings.outputs), sweep.settings.measure, sweep.settings.bins, k) for k in START_KS[1:]}
+    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in START_KS[1:]}
     return Section(
         "start", "What fine-tuned policies solve, over pretraining loss",
         "pass@k before RL as scale * 10^(slope L), least squares of its logarithm; scale in percent. k = 1 is the floor of the law of RL.",
@@ -206,8 +212,8 @@ def frontier_sections(sweep: Sweep, form: str) -> list[Section]:
         "trained one, intervals over refits to runs drawn with replacement; beside it the measured points that no cheaper one reaches."
     )
     source, title = "the laws above", "Compute-optimal split"
-    if sweep.surface is None:
-        return [Section("frontier", title, text, source, pd.DataFrame(), None, ("Left out: there is no loss surface (see above).",))]
+    if sweep.surface is None or not form:
+        return [Section("frontier", title, text, source, pd.DataFrame(), None, ("Left out: these runs bear no loss surface, or no f(L).",))]
     spent = 6 * sweep.points["parameters"] * sweep.points["tokens"] + sweep.points["rl_flops"]
     budgets = np.geomspace(spent.min(), spent.max(), 13)
     best, measured = tables.frontier_tables(sweep.surface, sweep.points, sweep.c_ref, form, budgets, sweep.rng(6))
@@ -223,19 +229,23 @@ def frontier_sections(sweep: Sweep, form: str) -> list[Section]:
 
 
 def scaling_sections(sweep: Sweep) -> list[Section]:
-    """All sections in reading order."""
+    """All sections in reading order, grouped by question."""
     level = level_section(sweep)
-    form = sweep.settings.form or level.table["form"].iloc[0]
-    return [
-        run_section(sweep), *rank_sections(sweep), level, slope_section(sweep), start_section(sweep), *surface_sections(sweep),
-        prediction_section(sweep, list(level.table["form"])), ceiling_section(sweep), *frontier_sections(sweep, form),
-    ]  # fmt: skip
+    forms = level.table["form"].tolist()
+    form = sweep.settings.form or (forms[0] if forms else "")
+    groups = {
+        "Does pretraining predict what RL reaches?": [run_section(sweep), *rank_sections(sweep), level, start_section(sweep)],
+        "What do size and tokens do?": [slope_section(sweep), *surface_sections(sweep), prediction_section(sweep, forms)],
+        POLICY_QUESTION: policy_sections(sweep.runs, AnalysisConfig(seed=sweep.settings.seed)),
+        "Where does it end, and how should compute be split?": [ceiling_section(sweep), *frontier_sections(sweep, form)],
+    }
+    return [replace(section, question=question) for question, sections in groups.items() for section in sections]
 
 
 def main(arguments: list[str]) -> None:
     settings = parse_settings(ScalingSettings, arguments)
     sweep = read_sweep(settings)
-    report = write_page(scaling_sections(sweep), Path(settings.out), ["python", "-m", "analysis.scaling", *arguments], INTRODUCTION, [])
+    report = write_page(scaling_sections(sweep), Path(settings.out), shlex.join(["python", "-m", "analysis.scaling", *arguments]), INTRODUCTION, [])
     print(f"{len(sweep.cells)} pretraining runs, {sweep.lines['run'].nunique()} RL runs -> {report}")
 
 

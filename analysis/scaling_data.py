@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +37,15 @@ def rl_points(outputs: Path, measure: str = "exact", bins: Sequence[str] = ALL_B
     bins: difficulty bins whose puzzles count; "all" for the whole. Raises UserError on an unknown measure or where nothing was measured.
     """
     if measure != "validation":
-        return points_of(success_table(outputs, measure, k), bins)
+        return points_of(success_table(rl_runs(outputs), measure, k), bins)
     if tuple(bins) != ALL_BINS or k != 1:
         raise UserError("measure=validation is the pass@1 over rl.bins that RL logs; bins= and k= need measure=exact or measure=test")
     rows = []
-    for run, _, cell in _rl_runs(outputs):
-        if "validation/pass_at_1" in run.metrics:
-            logged = run.metrics.dropna(subset=["validation/pass_at_1"])
-            rows += [(*cell, *values) for values in zip(logged["flops"].astype(float), logged["validation/pass_at_1"].astype(float))]
-    return pd.DataFrame(_found(rows, outputs, measure), columns=list(POINT_COLUMNS))
+    for run in rl_runs(outputs):
+        if "validation/pass_at_1" in run.run.metrics:
+            logged = run.run.metrics.dropna(subset=["validation/pass_at_1"])
+            rows += [(*run.cell(), *values) for values in zip(logged["flops"].astype(float), logged["validation/pass_at_1"].astype(float))]
+    return pd.DataFrame(_found(rows, measure), columns=list(POINT_COLUMNS))
 
 
 def points_of(success: pd.DataFrame, bins: Sequence[str] = ALL_BINS) -> pd.DataFrame:
@@ -57,8 +58,8 @@ def points_of(success: pd.DataFrame, bins: Sequence[str] = ALL_BINS) -> pd.DataF
     return chosen.groupby(keys, as_index=False, sort=False)["success"].mean().set_axis(list(POINT_COLUMNS), axis=1)
 
 
-def success_table(outputs: Path, measure: str = "exact", k: int = 1) -> pd.DataFrame:
-    """SUCCESS_COLUMNS of every finished RL run below ``outputs``: one row per measured step and puzzle of the test split, judged by the line.
+def success_table(runs: Sequence[RlRun], measure: str = "exact", k: int = 1) -> pd.DataFrame:
+    """SUCCESS_COLUMNS of RL runs: one row per measured step and puzzle of the test split, judged by the line.
 
     The policy that RL began from is step 0, with 0 rl_flops. success: pass@k, of exact probabilities under strict spelling (measure ``exact``,
     evaluate.exact) or of samples (``test``), at temperature 1; of several evaluations of a step the one of most puzzles, then samples.
@@ -67,16 +68,16 @@ def success_table(outputs: Path, measure: str = "exact", k: int = 1) -> pd.DataF
     if measure not in MEASURES[:2]:
         raise UserError(f"measure={measure}: expected one of {', '.join(MEASURES)}")
     parts = []
-    for run, start, cell in _rl_runs(outputs):
-        flops = run.metrics.set_index("step")["flops"]
-        steps = _measured(run, measure, k)
+    for run in runs:
+        flops = run.run.metrics.set_index("step")["flops"]
+        steps = _measured(run.run, measure, k)
         tables = {float(flops[step]): (step, table) for step, table in steps.items() if step in flops.index}
-        if start and tables and (before := _measured(start, measure, k)):
+        if run.start and tables and (before := _measured(run.start, measure, k)):
             tables[0.0] = (0, before[max(before)])
         for spent, (step, table) in sorted(tables.items()):
-            run_id, parameters, tokens, loss = cell
-            parts.append(table.assign(run=run_id, parameters=parameters, tokens=tokens, loss=loss, rl_flops=spent, step=step))
-    for part in _found(parts, outputs, measure):
+            cell = dict(zip(CELL_COLUMNS, run.cell()))
+            parts.append(table.assign(**cell, rl_flops=spent, step=step))
+    for part in _found(parts, measure):
         if not part["puzzle"].equals(parts[0]["puzzle"]):
             raise UserError(
                 f"{part['run'].iloc[0]}, step {part['step'].iloc[0]}: measured on {len(part)} puzzles that are not the {len(parts[0])} of "
@@ -85,27 +86,46 @@ def success_table(outputs: Path, measure: str = "exact", k: int = 1) -> pd.DataF
     return pd.concat(parts, ignore_index=True)[list(SUCCESS_COLUMNS)]
 
 
-def _found(rows: list, outputs: Path, measure: str) -> list:
+def _found(rows: list, measure: str) -> list:
     """The rows. Raises UserError where there are none."""
     if not rows:
         remedy = {"exact": "evaluate with evaluate.exact=true, or give measure=test", "test": "evaluate with evaluate.split=test"}
         raise UserError(
-            f"outputs={outputs}: no finished RL run with measured steps (measure={measure}) and its pretraining run beside it"
+            f"outputs: no finished RL run with measured steps (measure={measure}) and its pretraining run beside it"
             + (f"; {remedy[measure]}" if measure in remedy else "")
         )
     return rows
 
 
-def _rl_runs(outputs: Path) -> list[tuple[Run, Run | None, tuple[str, float, float, float]]]:
-    """Finished RL runs whose pretraining run is beside them: the run, what it started from (None: not there), and its CELL_COLUMNS."""
+@dataclass(frozen=True, slots=True)
+class RlRun:
+    """A finished RL run, what it began from (None: not there), and N, T and L of its pretraining run."""
+
+    run: Run
+    start: Run | None
+    parameters: float
+    tokens: float
+    loss: float
+
+    @property
+    def name(self) -> str:
+        return self.run.run_id
+
+    def cell(self) -> tuple[str, float, float, float]:
+        """CELL_COLUMNS."""
+        return self.name, self.parameters, self.tokens, self.loss
+
+
+def rl_runs(outputs: Path) -> list[RlRun]:
+    """Finished RL runs below ``outputs`` whose pretraining run is beside them, by size and tokens."""
     table = load_runs(outputs)
     done = table[table["state"] == "completed"].set_index("run")
     found = []
-    for name, row in done[(done["stage"] == "rl") & done["pretrain_loss"].notna()].iterrows():
+    for _, row in done[(done["stage"] == "rl") & done["pretrain_loss"].notna()].iterrows():
         start = read_runs([Path(done.loc[row["parent"], "directory"])])[0] if row["parent"] in done.index else None
-        cell = (str(name), float(row["parameters"]), float(row["pretrain_tokens"]), float(row["pretrain_loss"]))
-        found.append((read_runs([Path(row["directory"])])[0], start, cell))
-    return found
+        cell = (float(row[column]) for column in ("parameters", "pretrain_tokens", "pretrain_loss"))
+        found.append(RlRun(read_runs([Path(row["directory"])])[0], start, *cell))
+    return sorted(found, key=lambda run: (run.parameters, run.tokens, run.name))
 
 
 def _measured(run: Run, measure: str, k: int) -> dict[int, pd.DataFrame]:
