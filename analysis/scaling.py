@@ -34,7 +34,8 @@ INTRODUCTION = (
 )
 START_KS = (1, 4, 8, 16)  # of pass@k before RL, the paper's
 MINIMUM_RUNS = 4
-C_REFS = 5
+C_REFS = 5  # reference computes of the table of rank correlations
+BUDGETS = 9  # of the predicted frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ def surface_sections(sweep: Sweep) -> list[Section]:
             "L(N, T) = E + A / N^alpha + B / T^beta by the sum of Huber losses of log residuals (delta 1e-3), intervals by bootstrap over runs; "
             "N without embeddings. a = beta / (alpha + beta) is the exponent of N_opt ~ C^a.",
             "summary.json of the pretraining runs", table,
-            scaling_figures.surface_figure(sweep.cells, sweep.surface.surface if sweep.surface else None), sweep.surface_notes,
+            scaling_figures.surface_figure(sweep.cells, sweep.surface), sweep.surface_notes,
         ),
         Section(
             "isoflop", "isoFLOP optima",
@@ -181,7 +182,7 @@ def prediction_section(sweep: Sweep, forms: Sequence[str]) -> Section:
         "Root mean square error of pass@1 at all measured steps of the runs left out (one run, or all runs of a size), with the measured loss "
         "and with the surface's (fitted to all runs). constant_rmse: predicting the mean of the others' rewards; a law that is no better has "
         "predicted nothing.",
-        "the table of RL runs", tables.prediction_table(sweep.points, sweep.c_ref, forms, surface),
+        "the table of RL runs", tables.prediction_table(sweep.points, sweep.c_ref, forms, surface, sweep.rng(7)),
     )  # fmt: skip
 
 
@@ -202,7 +203,8 @@ def start_section(sweep: Sweep) -> Section:
     return Section(
         "start", "What fine-tuned policies solve, over pretraining loss",
         "pass@k before RL as scale * 10^(slope L), least squares of its logarithm; scale in percent. k = 1 is the floor of the law of RL.",
-        "evaluations of the fine-tuned policies", tables.start_table(by_k), None, (f"The paper's floor: {published.FLOOR}.",),
+        "evaluations of the fine-tuned policies", tables.start_table(by_k, sweep.rng(8), sweep.settings.resamples), None,
+        (f"The paper's floor: {published.FLOOR}.",),
     )  # fmt: skip
 
 
@@ -215,7 +217,7 @@ def frontier_sections(sweep: Sweep, form: str) -> list[Section]:
     if sweep.surface is None or not form:
         return [Section("frontier", title, text, source, pd.DataFrame(), None, ("Left out: these runs bear no loss surface, or no f(L).",))]
     spent = 6 * sweep.points["parameters"] * sweep.points["tokens"] + sweep.points["rl_flops"]
-    budgets = np.geomspace(spent.min(), spent.max(), 13)
+    budgets = np.geomspace(spent.min(), spent.max(), BUDGETS)
     best, measured = tables.frontier_tables(sweep.surface, sweep.points, sweep.c_ref, form, budgets, sweep.rng(6))
     ends = int((~best["inside"]).sum())
     notes = [f"f(L) {form}; budgets within those measured.", f"The paper's share of RL: {published.RL_SHARE}."]

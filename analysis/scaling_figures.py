@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from analysis.figures import DASHES, MARKERS
-from analysis.loss_surface import LossSurface
+from analysis.loss_surface import SurfaceFit
 from analysis.rl_laws import FormFit
-from analysis.scaling_tables import size_name
+from analysis.scaling_tables import budget_name, size_name
 from chessrl.figure_style import WIDTH_INCHES, axes_grid, palette, series_legend, styled
 
 
@@ -28,10 +28,19 @@ def _size_handles(colours: dict[float, tuple]) -> tuple[list[Line2D], list[str]]
     return [Line2D([], [], color=colour, marker="o", markersize=4) for colour in colours.values()], [f"N = {size_name(n)}" for n in colours]
 
 
-def _log_tokens(axes: Axes, label: str) -> None:
+def _tokens_axis(axes: Axes, tokens: pd.Series) -> None:
+    """Logarithmic, a tick at every budget."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_xlabel(label)
+    budgets = tokens.groupby(tokens.map(budget_name)).mean()
+    axes.set_xticks(budgets.to_numpy(), budgets.index)
+    axes.minorticks_off()
+    axes.set_xlabel("pretraining tokens T")
+
+
+def budget_shades(tokens: pd.Series) -> dict[str, tuple]:
+    """Name of a pretraining budget -> colour, large to small."""
+    names = tokens.sort_values(ascending=False).map(budget_name).unique()
+    return dict(zip(names, palette(len(names))))
 
 
 def _errors(table: pd.DataFrame, value: str) -> np.ndarray:
@@ -39,17 +48,19 @@ def _errors(table: pd.DataFrame, value: str) -> np.ndarray:
 
 
 @styled
-def surface_figure(cells: pd.DataFrame, surface: LossSurface | None) -> Figure:
-    """Measured losses over T and over C = 6NT, one colour per size; the fitted surface as a line within each size's tokens."""
+def surface_figure(cells: pd.DataFrame, fit: SurfaceFit | None) -> Figure:
+    """Measured losses over T and over C = 6NT, one colour per size; the fitted surface within each size's tokens, its 95 % band over refits."""
     colours = colours_of(cells["parameters"])
     figure, (left, right) = axes_grid(2, 2, 2.6)
     for size, rows in cells.sort_values("tokens").groupby("parameters"):
         for axes, scale in ((left, 1.0), (right, 6 * size)):
-            axes.plot(scale * rows["tokens"], rows["loss"], "o", color=colours[size], markersize=4, linestyle="none" if surface else ":")
-            if surface:
+            axes.plot(scale * rows["tokens"], rows["loss"], "o", color=colours[size], markersize=4, linestyle="none" if fit else ":")
+            if fit:
                 tokens = np.geomspace(rows["tokens"].min(), rows["tokens"].max(), 50)
-                axes.plot(scale * tokens, surface.loss(size, tokens), color=colours[size])
-    _log_tokens(left, "pretraining tokens T")
+                axes.plot(scale * tokens, fit.surface.loss(size, tokens), color=colours[size])
+                drawn = [sample.loss(size, tokens) for sample in fit.samples] or [fit.surface.loss(size, tokens)]
+                axes.fill_between(scale * tokens, *np.quantile(drawn, (0.025, 0.975), axis=0), color=colours[size], alpha=0.2, linewidth=0)
+    _tokens_axis(left, cells["tokens"])
     right.set_xscale("log")
     right.set_xlabel("pretraining FLOPs 6NT")
     left.set_ylabel("validation loss L\n(nats per move token)")
@@ -60,13 +71,12 @@ def surface_figure(cells: pd.DataFrame, surface: LossSurface | None) -> Figure:
 @styled
 def rl_curves_figure(points: pd.DataFrame, lines: pd.DataFrame, c_ref: float) -> Figure:
     """Reward over RL FLOPs with each run's line: one panel per size, one colour per pretraining budget; the start on the left edge."""
-    sizes, budgets = sorted(points["parameters"].unique()), sorted(points["tokens"].unique(), reverse=True)
-    shades = dict(zip(budgets, palette(len(budgets))))
+    sizes, shades = sorted(points["parameters"].unique()), budget_shades(points["tokens"])
     figure, grid = axes_grid(len(sizes), min(3, len(sizes)), 2.6)
     top = max(points["reward"].max(), 0.05) * 1.08
     for axes, size in zip(grid, sizes):
         for run, rows in points[points["parameters"] == size].groupby("run"):
-            colour = shades[rows["tokens"].iloc[0]]
+            colour = shades[budget_name(rows["tokens"].iloc[0])]
             after = rows[rows["rl_flops"] > 0].sort_values("rl_flops")
             axes.plot(after["rl_flops"], after["reward"], "o", color=colour, markersize=3.5)
             line = lines[lines["run"] == run].iloc[0]
@@ -82,13 +92,9 @@ def rl_curves_figure(points: pd.DataFrame, lines: pd.DataFrame, c_ref: float) ->
         axes.set_title(f"N = {size_name(size)}")
         axes.set_xlabel("RL FLOPs C")
     grid[0].set_ylabel("pass@1")
-    names = _token_names(budgets)
-    series_legend(figure, [Line2D([], [], color=shades[budget], marker="o", markersize=4) for budget in budgets], names, "upper")
+    handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in shades.values()]
+    series_legend(figure, handles, [f"T = {name}" for name in shades], "upper")
     return figure
-
-
-def _token_names(budgets: Sequence[float]) -> list[str]:
-    return [f"T = {budget / 1e6:.3g}M" for budget in budgets]
 
 
 @styled
@@ -120,12 +126,12 @@ def slope_figure(lines: pd.DataFrame) -> Figure:
     """B of every run with its interval over puzzles, over T and over L."""
     colours = colours_of(lines["parameters"])
     figure, (left, right) = axes_grid(2, 2, 2.6)
-    for size, rows in lines.groupby("parameters"):
-        for axes, x in ((left, "tokens"), (right, "loss")):
-            axes.errorbar(rows[x], rows["slope"], yerr=_errors(rows, "slope"), fmt="o", color=colours[size], markersize=4, elinewidth=0.9)
+    for place, (size, rows) in enumerate(lines.groupby("parameters")):
+        for axes, x in ((left, 1.03**place * rows["tokens"]), (right, rows["loss"])):  # sizes side by side at a budget
+            axes.errorbar(x, rows["slope"], yerr=_errors(rows, "slope"), fmt="o", color=colours[size], markersize=4, elinewidth=0.9)
     for axes in (left, right):
         axes.axhline(0, color="#444444", linewidth=0.8)
-    _log_tokens(left, "pretraining tokens T")
+    _tokens_axis(left, lines["tokens"])
     right.set_xlabel("pretraining loss L (nats)")
     left.set_ylabel("slope B (pass@1 per decade\nof RL FLOPs)")
     series_legend(figure, *_size_handles(colours), "upper")

@@ -21,16 +21,17 @@ from analysis.policy_figures import categories_figure
 from analysis.policy_sections import pooled_steps
 from analysis.read import Run
 from analysis.scaling_data import RlRun
-from analysis.scaling_tables import size_name
+from analysis.scaling_figures import budget_shades
+from analysis.scaling_tables import budget_name, size_name
 from analysis.sections import Section
 from analysis.transitions import Pooled, Transition, categories_table, sharpening_table
 from chessrl.config import AnalysisConfig
-from chessrl.figure_style import axes_grid, palette, series_legend, styled
+from chessrl.figure_style import axes_grid, series_legend, styled
 
 QUESTION = "What did RL do to the policies that it inherited?"
 SHOWN_MEASURES = ("alpha*", "ExplainedSharp", "slope", "R2", "entropy change", "solving mass change")
 PAPER_SHARPENING = (
-    "The paper's at 50M (SFT -> RL 750 steps): alpha* 1.35 (1.43 after 1,000 steps in a second run), ExplainedSharp 0.17 to 0.24, slope 1.13, R2 0.56."
+    "The paper's at 50M (SFT -> RL, 750 steps): alpha* 1.35 (a second run after 1,000: 1.43), ExplainedSharp 0.17 to 0.24, slope 1.13, R2 0.56."
 )
 PAPER_CATEGORIES = "The paper: on easy bins amplification dominates; on hard bins tail discovery and wrong-mode amplification both grow."
 CURVE_KS = tuple(2**power for power in range(0, 21, 2))
@@ -76,7 +77,8 @@ def _movement_sections(runs: Sequence[RlRun], settings: AnalysisConfig) -> list[
         Section("cell_categories", title, text, source, categories, categories_figure(categories[categories["transition"] == "all cells"]),
                 (*notes, PAPER_CATEGORIES), QUESTION),
         Section("cell_sharpening", "Sharpening, cell by cell",
-                "alpha*, ExplainedSharp and the centred-logit slope of the same pairs: all cells together by bin, then each cell.", source, sharp.reset_index(drop=True), None, (PAPER_SHARPENING,), QUESTION),
+                "alpha*, ExplainedSharp and the centred-logit slope of the same pairs: all cells together by bin, then each cell.", source,
+                sharp.reset_index(drop=True), None, (PAPER_SHARPENING,), QUESTION),
     ]  # fmt: skip
 
 
@@ -93,14 +95,13 @@ def _crossing_section(runs: Sequence[RlRun], settings: AnalysisConfig) -> Sectio
             continue
         pair = exact_success(step.start), exact_success(step.later)
         table = crossover_table([pair], settings.seed).drop(columns=["pair", "kind", "seeds"])
-        rows.append(table.assign(run=run.name, size=size_name(run.parameters), parameters=run.parameters, tokens=run.tokens, loss=run.loss))
+        named = {"run": run.name, "size": size_name(run.parameters), "budget": budget_name(run.tokens), "loss": run.loss}
+        rows.append(pd.DataFrame([named] * len(table)).join(table))
         curves += [_curve(success, run, when) for success, when in zip(pair, ("before RL", "after RL"))]
     notes = (f"Without exact success before and after RL (evaluate.exact=true), and left out: {', '.join(missing)}.",) if missing else ()
     if not rows:
         return Section("cell_crossings", title, text, "evaluations/*/exact.parquet", pd.DataFrame(), None, notes, QUESTION)
     table = pd.concat(rows, ignore_index=True)
-    table = table[["run", "size", "parameters", "tokens", "loss", *[name for name in rows[0].columns if name in table and name not in
-                  ("run", "size", "parameters", "tokens", "loss")]]]  # fmt: skip
     return Section("cell_crossings", title, text, "evaluations/*/exact.parquet", table, curves_figure(pd.concat(curves)), notes, QUESTION)
 
 
@@ -112,19 +113,19 @@ def _curve(success: Success, run: RlRun, when: str) -> pd.DataFrame:
 @styled
 def curves_figure(table: pd.DataFrame) -> Figure:
     """Exact pass@k over all puzzles before (dashed) and after RL: a panel per size, a colour per pretraining budget."""
-    sizes, budgets = sorted(table["parameters"].unique()), sorted(table["tokens"].unique(), reverse=True)
-    shades = dict(zip(budgets, palette(len(budgets))))
+    sizes, shades = sorted(table["parameters"].unique()), budget_shades(table["tokens"])
     figure, grid = axes_grid(len(sizes), min(3, len(sizes)), 2.6)
     for axes, size in zip(grid, sizes):
         for (_, when), curve in table[table["parameters"] == size].groupby(["run", "when"]):
-            axes.plot(curve["k"], curve["pass_at_k"], color=shades[curve["tokens"].iloc[0]], linestyle="--" if when == "before RL" else "-")
+            colour = shades[budget_name(curve["tokens"].iloc[0])]
+            axes.plot(curve["k"], curve["pass_at_k"], color=colour, linestyle="--" if when == "before RL" else "-")
         axes.set_xscale("log")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_title(f"N = {size_name(size)}")
         axes.set_xlabel("samples k")
     grid[0].set_ylabel("pass@k, all puzzles")
-    handles = [Line2D([], [], color=shades[budget]) for budget in budgets]
+    handles = [Line2D([], [], color=colour) for colour in shades.values()]
     handles += [Line2D([], [], color="#444444", linestyle=style) for style in ("--", "-")]
-    series_legend(figure, handles, [*(f"T = {budget / 1e6:.3g}M" for budget in budgets), "before RL", "after RL"], "upper")
+    series_legend(figure, handles, [*(f"T = {name}" for name in shades), "before RL", "after RL"], "upper")
     return figure

@@ -30,8 +30,14 @@ from chessrl.statistics import bootstrap_means
 
 
 def size_name(parameters: float) -> str:
-    """0.98M."""
+    """0.985M."""
     return f"{parameters / 1e6:.3g}M"
+
+
+def budget_name(tokens: float) -> str:
+    """400k, 3.2M: two digits, since batches of whole games overshoot a budget by another amount in every seed."""
+    rounded = float(f"{tokens:.2g}")
+    return f"{rounded / 1e3:g}k" if rounded < 1e6 else f"{rounded / 1e6:g}M"
 
 
 # ---- the runs ---------------------------------------------------------------------------------------------------------------------------
@@ -61,17 +67,20 @@ def line_table(success: pd.DataFrame, bins: Sequence[str], c_ref: float, rng: np
         design = np.column_stack([np.ones(after.sum()), np.log10(spent[after] / c_ref)])
         own = wide.to_numpy()[:, after] @ np.linalg.pinv(design).T  # (puzzles, 2): level and slope of each puzzle
         (level, *level_ends), (slope, *slope_ends) = bootstrap_means(own, rng, shares=False)
-        mean = wide.to_numpy().mean(0)
-        before = float(mean[0]) if spent[0] == 0 else float("nan")
-        fitted = design @ np.array([level, slope])
+        (before, *before_ends), (last, *last_ends) = bootstrap_means(wide.to_numpy()[:, [0, -1]], rng, shares=False)
+        if spent[0] > 0:  # what RL began from was not measured
+            before, before_ends = float("nan"), [float("nan")] * 2
+        misses = design @ np.array([level, slope]) - wide.to_numpy()[:, after].mean(0)
         first = table.iloc[0]
         rows.append(
             {
-                "run": run, "size": size_name(first["parameters"]), "parameters": first["parameters"], "tokens": first["tokens"],
-                "loss": first["loss"], "before_rl": before, "after_rl": float(mean[-1]), "rl_flops": spent[-1],
+                "run": run, "size": size_name(first["parameters"]), "budget": budget_name(first["tokens"]),
+                "parameters": first["parameters"], "tokens": first["tokens"], "loss": first["loss"], "rl_flops": spent[-1],
+                "before_rl": before, "before_rl_low": before_ends[0], "before_rl_high": before_ends[1],
+                "after_rl": last, "after_rl_low": last_ends[0], "after_rl_high": last_ends[1],
                 "reference": level, "reference_low": level_ends[0], "reference_high": level_ends[1],
                 "slope": slope, "slope_low": slope_ends[0], "slope_high": slope_ends[1],
-                "steps": int(after.sum()), "puzzles": len(wide), "rmse": float(np.sqrt(np.mean((fitted - mean[after]) ** 2))),
+                "steps": int(after.sum()), "puzzles": len(wide), "rmse": float(np.sqrt(np.mean(misses**2))),
             }
         )  # fmt: skip
     return pd.DataFrame(rows).sort_values(["parameters", "tokens"], ignore_index=True)
@@ -169,8 +178,10 @@ def slope_table(points: pd.DataFrame, c_ref: float, rng: np.random.Generator, re
     return pd.DataFrame(rows)
 
 
-def prediction_table(points: pd.DataFrame, c_ref: float, forms: Sequence[str], surface: LossSurface | None) -> pd.DataFrame:
-    """Root mean square error of rewards predicted for runs that the law has not seen, beside what a constant would err by.
+def prediction_table(
+    points: pd.DataFrame, c_ref: float, forms: Sequence[str], surface: LossSurface | None, rng: np.random.Generator
+) -> pd.DataFrame:
+    """Root mean square error of rewards predicted for runs that the law has not seen (interval over runs), beside what a constant would err by.
 
     ``constant``: every left-out run is predicted by the mean reward of the others.
     """
@@ -186,10 +197,18 @@ def prediction_table(points: pd.DataFrame, c_ref: float, forms: Sequence[str], s
                     continue
                 table = cross_validation(points, c_ref, form, by, given)
                 rows.append(
-                    {"left_out": by, "form": form, "loss": losses, "rmse": prediction_rmse(table), "constant_rmse": prediction_rmse(constant),
-                     "points": len(table), "paper": published.PREDICTION_RMSE.get((by, losses), "") if form == published.FORM else ""}
+                    {"left_out": by, "form": form, "loss": losses, "rmse": prediction_rmse(table)} | _rmse_interval(table, rng)
+                    | {"constant_rmse": prediction_rmse(constant), "points": len(table), "paper": published.PREDICTION_RMSE.get((by, losses), "") if form == published.FORM else ""}
                 )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _rmse_interval(table: pd.DataFrame, rng: np.random.Generator, resamples: int = 2000) -> dict[str, float]:
+    """Bootstrap over runs of ``prediction_rmse``."""
+    squares = ((table["predicted"] - table["reward"]) ** 2).groupby(table["run"]).agg(["sum", "size"]).to_numpy(float)
+    drawn = squares[rng.integers(0, len(squares), (resamples, len(squares)))].sum(1)
+    low, high = percentile_interval(np.sqrt(drawn[:, 0] / drawn[:, 1]))
+    return {"low": low, "high": high}
 
 
 def ceiling_table(points: pd.DataFrame, rng: np.random.Generator) -> tuple[pd.DataFrame, list[str]]:
@@ -210,8 +229,11 @@ def ceiling_table(points: pd.DataFrame, rng: np.random.Generator) -> tuple[pd.Da
     return pd.DataFrame(rows), notes
 
 
-def start_table(by_k: dict[int, pd.DataFrame]) -> pd.DataFrame:
-    """pass@k before RL as scale * 10^(slope L), one row per k (points of each k), the paper's constants beside; NaN where it has no fit."""
+def start_table(by_k: dict[int, pd.DataFrame], rng: np.random.Generator, resamples: int) -> pd.DataFrame:
+    """pass@k before RL as scale * 10^(slope L), one row per k (points of each k), intervals over runs, the paper's constants beside.
+
+    NaN where it has no fit.
+    """
     rows = []
     for k, points in by_k.items():
         before = points[points["rl_flops"] == 0]
@@ -221,7 +243,11 @@ def start_table(by_k: dict[int, pd.DataFrame]) -> pd.DataFrame:
         logs = np.log10(solved["reward"].to_numpy(float))
         errors = logs - (level + slope * solved["loss"].to_numpy())
         spread = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
-        rows.append({"k": k, "scale_percent": 100 * 10**level, "slope": slope, "r_squared": 1 - (errors**2).sum() / spread if spread else np.nan,
+        drawn = [before.sample(len(before), replace=True, random_state=rng) for _ in range(resamples)]
+        fits = [fit_floor(part["loss"].to_numpy(), part["reward"].to_numpy()) for part in drawn]
+        low, high = percentile_interval([refit[1] for refit in fits if refit])
+        r_squared = 1 - (errors**2).sum() / spread if spread > 1e-12 else np.nan
+        rows.append({"k": k, "scale_percent": 100 * 10**level, "slope": slope, "slope_low": low, "slope_high": high, "r_squared": r_squared,
                      "runs": len(before)})  # fmt: skip
     return pd.DataFrame(rows).merge(published.START_LAW, on="k", how="left", suffixes=("", "_paper"))
 

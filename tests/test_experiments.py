@@ -23,7 +23,7 @@ SMALL = [
     *("rl.steps=1", "rl.bins=[B1]", "rl.prompts=4", "algorithm.group=2", "rl.thinking_budget=24", "rl.validation_puzzles=4"),
 ]
 # rl.steps and pretrain.tokens give way to a budget: about 10,000 tokens of pretraining and as much again of RL for the tiny model.
-BUDGETS = {"shen2026": ["budget.flops=2e9", "budget.alpha=0.4"], "traces": ["sft.tokens=3000"]}
+BUDGETS = {"shen2026": ["budget.flops=2e9", "budget.alpha=0.4"], "traces": ["sft.tokens=3000"], "endgame": ["sft.tokens=3000"]}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
