@@ -196,10 +196,9 @@ def prediction_table(
                 if losses == "surface" and surface is None:
                     continue
                 table = cross_validation(points, c_ref, form, by, given)
-                rows.append(
-                    {"left_out": by, "form": form, "loss": losses, "rmse": prediction_rmse(table)} | _rmse_interval(table, rng)
-                    | {"constant_rmse": prediction_rmse(constant), "points": len(table), "paper": published.PREDICTION_RMSE.get((by, losses), "") if form == published.FORM else ""}
-                )  # fmt: skip
+                row = {"left_out": by, "form": form, "loss": losses, "rmse": prediction_rmse(table)} | _rmse_interval(table, rng)
+                paper = published.PREDICTION_RMSE.get((by, losses), "") if form == published.FORM else ""
+                rows.append(row | {"constant_rmse": prediction_rmse(constant), "points": len(table), "paper": paper})
     return pd.DataFrame(rows)
 
 
