@@ -1,6 +1,7 @@
 """The scaling report on run folders made from a stated law: what it reads, fits and refuses."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from scipy.stats import pearsonr, spearmanr
 from analysis import scaling, scaling_tables
 from analysis.plan import main as plan
 from analysis.rl_laws import fit_run_lines
-from analysis.scaling_data import pretraining_cells, rl_points, rl_runs, success_table
+from analysis.scaling_data import points_of, pretraining_cells, rl_points, rl_runs, success_table
 from chessrl.errors import UserError
 from tests.scaling_runs import FLOPS_PER_STEP, PUZZLES, STEPS, loss_of, make_sweep, reward_of, success_of
 
@@ -23,8 +24,18 @@ def sweep(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def points(sweep):
-    return rl_points(sweep)
+def success(sweep):
+    return success_table(rl_runs(sweep))
+
+
+@pytest.fixture(scope="module")
+def points(success):
+    return points_of(success)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return make_sweep(tmp_path_factory.mktemp("one"), SIZES[:1], BUDGETS[:1])
 
 
 def test_cells_and_points_are_those_of_the_law(sweep, points) -> None:
@@ -37,24 +48,24 @@ def test_cells_and_points_are_those_of_the_law(sweep, points) -> None:
     assert sorted(points[points["parameters"] == 1e6]["rl_flops"].unique()) == [0.0, *(FLOPS_PER_STEP * step for step in STEPS)]
 
 
-def test_bins_and_k_are_means_over_their_puzzles(sweep) -> None:
-    easy = rl_points(sweep, bins=("B1",), k=8).iloc[-1]  # the largest cell at its last step
+def test_bins_and_k_are_means_over_their_puzzles(one) -> None:
+    easy = rl_points(one, bins=("B1",), k=8).iloc[-1]  # at the last step
     p = success_of(reward_of(easy["parameters"], easy["tokens"], easy["rl_flops"]))[: PUZZLES // 2]
     assert easy["reward"] == pytest.approx(np.mean(1 - (1 - p) ** 8))
     with pytest.raises(UserError, match="no puzzle of B9; expected all, or some of B1, B2"):
-        rl_points(sweep, bins=("B9",))
+        rl_points(one, bins=("B9",))
 
 
-def test_sampled_success_stands_in_where_asked(sweep) -> None:
-    table = success_table(rl_runs(sweep), "test")
+def test_sampled_success_stands_in_where_asked(one) -> None:
+    table = success_table(rl_runs(one), "test")
     row = table.iloc[-1]
     assert row["success"] == np.round(4 * success_of(reward_of(row["parameters"], row["tokens"], row["rl_flops"]))[-1]) / 4
     with pytest.raises(UserError, match="measure=guess: expected one of exact, test, validation"):
-        success_table(rl_runs(sweep), "guess")
+        success_table([], "guess")
 
 
-def test_runs_without_exact_success_are_told_what_makes_it(tmp_path) -> None:
-    outputs = make_sweep(tmp_path, SIZES[:1], BUDGETS[:1])
+def test_runs_without_exact_success_are_told_what_makes_it(one, tmp_path) -> None:
+    outputs = Path(shutil.copytree(one, tmp_path / "runs"))
     for file in outputs.glob("*/evaluations/*/exact.parquet"):
         file.unlink()
     with pytest.raises(UserError, match=r"evaluate\.exact=true, or give measure=test"):
@@ -70,9 +81,9 @@ def test_runs_on_different_puzzles_are_refused(tmp_path) -> None:
         rl_points(outputs)
 
 
-def test_a_line_is_the_mean_of_its_puzzles_lines(sweep, points) -> None:
+def test_a_line_is_the_mean_of_its_puzzles_lines(success, points) -> None:
     c_ref = 3e9
-    table = scaling_tables.line_table(success_table(rl_runs(sweep)), ("all",), c_ref, np.random.default_rng(0))
+    table = scaling_tables.line_table(success, ("all",), c_ref, np.random.default_rng(0))
     whole = {line.run: line for line in fit_run_lines(points, c_ref)}
     for row in table.itertuples():
         assert (row.reference, row.slope) == (pytest.approx(whole[row.run].reference), pytest.approx(whole[row.run].slope))
@@ -91,8 +102,8 @@ def test_the_common_compute_lies_where_all_runs_were_measured(points) -> None:
     assert apart["rl_flops"].min() < scaling_tables.common_compute(apart) < apart["rl_flops"].max()
 
 
-def test_rank_correlations_are_spearmans(sweep, points) -> None:
-    lines = scaling_tables.line_table(success_table(rl_runs(sweep)), ("all",), 3e9, np.random.default_rng(0))
+def test_rank_correlations_are_spearmans(success) -> None:
+    lines = scaling_tables.line_table(success, ("all",), 3e9, np.random.default_rng(0))
     table = scaling_tables.predictor_table(lines, np.random.default_rng(0)).set_index(["outcome", "predictor"])
     assert table.loc[("R_ref", "loss L"), "rho"] == pytest.approx(spearmanr(lines["loss"], lines["reference"]).statistic)
     assert table.loc[("slope B", "tokens T"), "rho"] == pytest.approx(spearmanr(lines["tokens"], lines["slope"]).statistic)
