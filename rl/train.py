@@ -197,7 +197,7 @@ def validate(model: Transformer, environment: Environment, puzzles: list[Puzzle]
     """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step. ``puzzles``: this process's share."""
     settings = config.rl
     sampling = SamplingSettings(
-        settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation"
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, seed=settings.seed, stage="rl-validation"
     )
     table = sample_policy(model, environment, puzzles, config.world.state, settings.validation_samples, sampling, config.evaluate.batch)
     solved, samples = distributed.sum_array(np.array([table["solved"].sum(), len(table)], np.float64))
