@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from analysis.frontier import Allocation, best_allocation, predicted_reward
 from analysis.loss_surface import SurfaceFit, fit_loss_surface
-from analysis.rl_laws import FORMS, RlLaw, fit_rl_law
+from analysis.rl_laws import FORMS, RlLaw, fit_rl_law, percentile_interval, resampled_runs
 from analysis.scaling_data import pretraining_cells, rl_points
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError
@@ -31,7 +31,7 @@ class PlanSettings:
 
     budget: float
     outputs: str = "outputs"
-    measure: str = "test"
+    measure: str = "exact"
     bins: tuple[str, ...] = ("all",)
     k: int = 1
     form: str = "exponential"
@@ -55,7 +55,7 @@ def make_plan(cells: pd.DataFrame, points: pd.DataFrame, settings: PlanSettings)
     """Fit, optimise, and refit for the intervals. cells: CELL_COLUMNS, points: POINT_COLUMNS of analysis.scaling_data."""
     if settings.form not in FORMS:
         raise UserError(f"form={settings.form}: expected one of {', '.join(FORMS)}")
-    runs, policies = points["run"].unique(), len(points[["parameters", "tokens"]].drop_duplicates())
+    policies = len(points[["parameters", "tokens"]].drop_duplicates())
     if policies < MINIMUM_POLICIES:
         raise UserError(f"a plan needs RL runs from at least {MINIMUM_POLICIES} pairs of size and tokens, found {policies}: sweep model and budget")
     rng = np.random.default_rng(settings.seed)
@@ -66,33 +66,17 @@ def make_plan(cells: pd.DataFrame, points: pd.DataFrame, settings: PlanSettings)
     best = best_allocation(predicted_reward(surface.surface, law), settings.budget, sizes)
     refits = []
     for sample in tqdm(surface.samples, desc="refits", disable=None):
-        drawn = _drawn_runs(points, runs, rng)
+        drawn = resampled_runs(points, rng, MINIMUM_POLICIES - 2)
         refits.append(best_allocation(predicted_reward(sample, fit_rl_law(drawn, c_ref, settings.form)), settings.budget, sizes))
-    intervals = {name: _interval([getattr(refit, name) for refit in refits]) for name in ("parameters", "tokens", "rl_share", "reward")}
+    intervals = {name: percentile_interval([getattr(refit, name) for refit in refits]) for name in ("parameters", "tokens", "rl_share", "reward")}
     return Plan(best, intervals, surface, law, tuple(_warnings(best, surface, cells, points, settings.budget)))
-
-
-def _drawn_runs(points: pd.DataFrame, runs: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
-    """Whole runs with replacement; a run drawn twice counts as two. Drawn again while too few are distinct for a fit."""
-    while True:
-        drawn = rng.choice(runs, len(runs))
-        if len(set(drawn)) >= MINIMUM_POLICIES - 2:
-            parts = [points[points["run"] == name].assign(run=f"{name} #{place}") for place, name in enumerate(drawn)]
-            return pd.concat(parts, ignore_index=True)
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    if not values:
-        return float("nan"), float("nan")
-    low, high = np.quantile(values, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
-    return float(low), float(high)
 
 
 def _warnings(best: Allocation, surface: SurfaceFit, cells: pd.DataFrame, points: pd.DataFrame, budget: float) -> list[str]:
     warnings = [f"loss surface: {warning}" for warning in surface.warnings]
     spent = float((6 * points["parameters"] * points["tokens"] + points["rl_flops"]).max())
-    if budget > 10 * spent:
-        warnings.append(f"the budget is {budget / spent:.3g} times the largest run's {spent:.3g} FLOPs: this is extrapolation")
+    if budget > spent:
+        warnings.append(f"extrapolation: the budget is {budget / spent:.3g} times the largest run's {spent:.3g} FLOPs, and no interval holds there")
     if not best.inside:
         warnings.append("the best size is at an end of the range looked at (a quarter of the smallest to four times the largest)")
     if best.parameters > cells["parameters"].max() or best.parameters < cells["parameters"].min():

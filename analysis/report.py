@@ -100,7 +100,7 @@ def run_analysis(runs: Sequence[Path], out: Path, settings: AnalysisConfig | Non
         _write_table(tables.all_evaluations(read, kind), out / "tables" / f"all_{kind}.csv")
     leaked = leak_lines(read)
     configurations = [_configuration(run.label, run.run_id, run.config) for run in read] + [_tabular_configuration(run) for run in tabular]
-    report = _write_page(sections, out, _command([*runs, *tabular], settings), INTRODUCTION, configurations, leaked)
+    report = write_page(sections, out, _command([*runs, *tabular], settings), INTRODUCTION, configurations, leaked)
     passk, rates = (tables.labelled(selection.policies, kind) for kind in ("passk", "rates"))
     return Analysis(report, "\n".join([*leaked, tables.terminal_table(passk, rates)]))
 
@@ -108,7 +108,7 @@ def run_analysis(runs: Sequence[Path], out: Path, settings: AnalysisConfig | Non
 def run_tabular_analysis(runs: Sequence[Path], out: Path) -> Analysis:
     """The same of tabular runs, which have no model and no evaluations."""
     sections = tabular_sections(runs)
-    report = _write_page(sections, out, _command(runs, AnalysisConfig()), TABULAR_INTRODUCTION, [_tabular_configuration(run) for run in runs])
+    report = write_page(sections, out, _command(runs, AnalysisConfig()), TABULAR_INTRODUCTION, [_tabular_configuration(run) for run in runs])
     return Analysis(report, "\n".join(f"{section.title}: {out / 'figures' / section.name}.png" for section in sections))
 
 
@@ -120,7 +120,7 @@ def _command(runs: Sequence[Path], settings: AnalysisConfig) -> str:
     return shlex.join(["python", "-m", "analysis", f"runs=[{','.join(str(run) for run in runs)}]", *keys])
 
 
-def _write_page(
+def write_page(
     sections: Sequence[Section], out: Path, command: str, introduction: str, configurations: Sequence[str], warnings: Sequence[str] = ()
 ) -> Path:
     """Write the sections' files and the page that holds them all, grouped by their questions; its path."""

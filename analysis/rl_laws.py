@@ -80,6 +80,8 @@ def _logistic(loss: np.ndarray, c: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(np.clip(c[0] + c[1] * loss, -200, 200)))
 
 
+RATE_REFINEMENTS = 4  # rounds of a ten times finer grid around the best rate
+
 FORMS: dict[str, tuple[Curve, int]] = {  # name -> curve and how many constants it has
     "linear": (_linear, 2),  # a + b L
     "exponential": (_exponential, 3),  # alpha exp(-beta L) + gamma, the paper's; constants: log alpha, beta, gamma
@@ -103,36 +105,48 @@ class FormFit:
 
 
 def fit_form(form: str, loss: np.ndarray, reference: np.ndarray) -> FormFit:
-    """Least squares from many starts. Raises UserError on an unknown form or fewer runs than the form has constants."""
+    """Least squares. Raises UserError on an unknown form or fewer runs than the form has constants."""
     if form not in FORMS:
         raise UserError(f"form={form}: expected one of {', '.join(FORMS)}")
     curve, size = FORMS[form]
     loss, reference = np.asarray(loss, np.float64), np.asarray(reference, np.float64)
     if len(loss) < size:
         raise UserError(f"form {form} has {size} constants: expected at least as many runs, found {len(loss)}")
-    results = [least_squares(lambda c: curve(loss, c) - reference, start, max_nfev=5000) for start in _form_starts(form, loss, reference)]
-    best = min(results, key=lambda result: result.cost)
-    squares, count = float(2 * best.cost), len(loss)
+    best = _best_constants(form, loss, reference)
+    squares, count = float(((curve(loss, best) - reference) ** 2).sum()), len(loss)
     total = float(((reference - reference.mean()) ** 2).sum())
     penalty = 2 * (size + 1) * count / (count - size - 2) if count > size + 2 else float("nan")
     aicc = count * np.log(max(squares, 1e-300) / count) + penalty
-    return FormFit(form, tuple(map(float, best.x)), 1 - squares / total if total else float("nan"), float(np.sqrt(squares / count)), float(aicc))
+    return FormFit(form, tuple(map(float, best)), 1 - squares / total if total else float("nan"), float(np.sqrt(squares / count)), float(aicc))
 
 
-def _form_starts(form: str, loss: np.ndarray, reference: np.ndarray) -> list[np.ndarray]:
-    """Starts through the data: for each decay rate the height and offset that least squares gives."""
+def _best_constants(form: str, loss: np.ndarray, reference: np.ndarray) -> np.ndarray:
     if form == "linear":
-        return [np.polyfit(loss, reference, 1)[::-1]]
+        return np.polyfit(loss, reference, 1)[::-1]
     if form == "logistic":
         odds = np.log(1 / np.clip(reference, 0.01, 0.99) - 1)
-        return [np.polyfit(loss, odds, 1)[::-1]]
-    x = loss if form == "exponential" else np.log(loss)
-    starts = []
-    for rate in np.geomspace(0.1, 30, 6) / max(np.ptp(x), 1e-9):
-        decay = np.exp(-rate * (x - x.mean()))
-        height, offset = np.polyfit(decay, reference, 1)
-        starts.append(np.array([np.log(max(height, 1e-6)) + rate * x.mean(), rate, offset]))
-    return starts
+        start = np.polyfit(loss, odds, 1)[::-1]
+        return least_squares(lambda c: _logistic(loss, c) - reference, start, max_nfev=1000).x
+    return _best_decay(loss if form == "exponential" else np.log(loss), reference)
+
+
+def _best_decay(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """log height, rate and offset of height exp(-rate x) + offset: at each rate the other two are linear, so the rate alone is searched.
+
+    Runs that follow a line have no best rate: it ends at the lowest one looked at. Where the reward rises with x the height is 0.
+    """
+    centred = x - x.mean()
+    rates, step = np.geomspace(0.01, 100, 121) / max(np.ptp(x), 1e-9), 10 ** (4 / 120)
+    for _ in range(RATE_REFINEMENTS + 1):
+        decay = np.exp(-rates[:, None] * centred)  # (rates, runs)
+        part = decay - decay.mean(1, keepdims=True)
+        height = np.maximum((part @ reference) / np.maximum((part**2).sum(1), 1e-300), 1e-12)
+        offset = reference.mean() - height * decay.mean(1)
+        squares = ((height[:, None] * decay + offset[:, None] - reference) ** 2).sum(1)
+        best = int(np.argmin(squares))
+        found = np.array([np.log(height[best]) + rates[best] * x.mean(), rates[best], offset[best]])
+        rates, step = rates[best] * np.geomspace(1 / step, step, 21), step**0.1
+    return found
 
 
 # ---- the joint law ----------------------------------------------------------------------------------------------------------------------
@@ -197,7 +211,27 @@ def fit_rl_law(points: pd.DataFrame, c_ref: float, form: str = "exponential") ->
     return RlLaw(c_ref, level, fit_slope_law(lines), floor)
 
 
-# ---- how well it predicts ---------------------------------------------------------------------------------------------------------------
+# ---- how well it is known, and how well it predicts ----------------------------------------------------------------------------------
+
+
+def resampled_runs(points: pd.DataFrame, rng: np.random.Generator, distinct: int) -> pd.DataFrame:
+    """``points`` of whole runs drawn with replacement; a run drawn twice counts as two. Drawn again while fewer than ``distinct`` differ."""
+    runs = points["run"].unique()
+    while True:
+        drawn = rng.choice(runs, len(runs))
+        if len(set(drawn)) >= min(distinct, len(runs)):
+            parts = [points[points["run"] == name].assign(run=f"{name} #{place}") for place, name in enumerate(drawn)]
+            return pd.concat(parts, ignore_index=True)
+
+
+def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
+    """(low, high) of refits, those without a value left out; NaN without any."""
+    finite = np.asarray(values, np.float64)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
+        return float("nan"), float("nan")
+    low, high = np.quantile(finite, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+    return float(low), float(high)
 
 
 def cross_validation(

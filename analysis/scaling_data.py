@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis.read import Run, read_runs
+from analysis.coverage import exact_pass_at_k
+from analysis.read import Evaluation, Run, read_runs
 from analysis.rl_laws import POINT_COLUMNS
 from chessrl.errors import UserError
 from chessrl.runs import load_runs
+from chessrl.statistics import pass_at_k
 
 CELL_COLUMNS = ("run", "parameters", "tokens", "loss")
-MEASURES = ("test", "validation")
+SUCCESS_COLUMNS = ("run", "parameters", "tokens", "loss", "rl_flops", "step", "puzzle", "bin", "success")
+MEASURES = ("exact", "test", "validation")
+ALL_BINS = ("all",)
 
 
 def pretraining_cells(outputs: Path) -> pd.DataFrame:
@@ -25,55 +30,128 @@ def pretraining_cells(outputs: Path) -> pd.DataFrame:
     return cells.set_axis(list(CELL_COLUMNS), axis=1).reset_index(drop=True)
 
 
-def rl_points(outputs: Path, measure: str = "test", bins: Sequence[str] = ("all",), k: int = 1) -> pd.DataFrame:
+def rl_points(outputs: Path, measure: str = "exact", bins: Sequence[str] = ALL_BINS, k: int = 1) -> pd.DataFrame:
     """Rewards of every finished RL run below ``outputs``: POINT_COLUMNS, one row per measured step, rl_flops 0 for the policy that it began from.
 
-    measure ``test``: pass@k of the evaluations of its exported steps on the test split, by the line; their parents' evaluations give the
-    start. ``validation``: the pass@1 that RL logs itself. bins: difficulty bins, averaged by their puzzles; "all" for the whole.
-    Raises UserError on an unknown measure or where nothing was measured.
+    measure ``exact`` and ``test``: pass@k on the test split, as in ``success_table``. ``validation``: the pass@1 that RL logs itself.
+    bins: difficulty bins whose puzzles count; "all" for the whole. Raises UserError on an unknown measure or where nothing was measured.
     """
-    if measure not in MEASURES:
+    if measure != "validation":
+        return points_of(success_table(rl_runs(outputs), measure, k), bins)
+    if tuple(bins) != ALL_BINS or k != 1:
+        raise UserError("measure=validation is the pass@1 over rl.bins that RL logs; bins= and k= need measure=exact or measure=test")
+    rows = []
+    for run in rl_runs(outputs):
+        if "validation/pass_at_1" in run.run.metrics:
+            logged = run.run.metrics.dropna(subset=["validation/pass_at_1"])
+            rows += [(*run.cell(), *values) for values in zip(logged["flops"].astype(float), logged["validation/pass_at_1"].astype(float))]
+    return pd.DataFrame(_found(rows, measure), columns=list(POINT_COLUMNS))
+
+
+def points_of(success: pd.DataFrame, bins: Sequence[str] = ALL_BINS) -> pd.DataFrame:
+    """POINT_COLUMNS: the mean of ``success_table`` over the puzzles of ``bins``. Raises UserError on a bin without puzzles."""
+    present = sorted(set(success["bin"]))
+    if unknown := sorted({*bins} - {*present, *ALL_BINS}):
+        raise UserError(f"bins={','.join(bins)}: no puzzle of {unknown[0]}; expected all, or some of {', '.join(present)}")
+    chosen = success if "all" in bins else success[success["bin"].isin(bins)]
+    keys = ["run", "parameters", "tokens", "loss", "rl_flops"]
+    return chosen.groupby(keys, as_index=False, sort=False)["success"].mean().set_axis(list(POINT_COLUMNS), axis=1)
+
+
+def success_table(runs: Sequence[RlRun], measure: str = "exact", k: int = 1) -> pd.DataFrame:
+    """SUCCESS_COLUMNS of RL runs: one row per measured step and puzzle of the test split, judged by the line.
+
+    The policy that RL began from is step 0, with 0 rl_flops. success: pass@k, of exact probabilities under strict spelling (measure ``exact``,
+    evaluate.exact) or of samples (``test``), at temperature 1; of several evaluations of a step the one of most puzzles, then samples.
+    Raises UserError where nothing was measured, or runs on different puzzles.
+    """
+    if measure not in MEASURES[:2]:
         raise UserError(f"measure={measure}: expected one of {', '.join(MEASURES)}")
-    if measure == "validation" and (tuple(bins) != ("all",) or k != 1):
-        raise UserError("measure=validation is the pass@1 over rl.bins that RL logs; bins= and k= need measure=test")
+    parts = []
+    for run in runs:
+        flops = run.run.metrics.set_index("step")["flops"]
+        steps = _measured(run.run, measure, k)
+        tables = {float(flops[step]): (step, table) for step, table in steps.items() if step in flops.index}
+        if run.start and tables and (before := _measured(run.start, measure, k)):
+            tables[0.0] = (0, before[max(before)])
+        for spent, (step, table) in sorted(tables.items()):
+            cell = dict(zip(CELL_COLUMNS, run.cell()))
+            parts.append(table.assign(**cell, rl_flops=spent, step=step))
+    for part in _found(parts, measure):
+        if not part["puzzle"].equals(parts[0]["puzzle"]):
+            raise UserError(
+                f"{part['run'].iloc[0]}, step {part['step'].iloc[0]}: measured on {len(part)} puzzles that are not the {len(parts[0])} of "
+                f"{parts[0]['run'].iloc[0]}: evaluate all with the same evaluate.max_puzzles"
+            )
+    return pd.concat(parts, ignore_index=True)[list(SUCCESS_COLUMNS)]
+
+
+def _found(rows: list, measure: str) -> list:
+    """The rows. Raises UserError where there are none."""
+    if not rows:
+        remedy = {"exact": "evaluate with evaluate.exact=true, or give measure=test", "test": "evaluate with evaluate.split=test"}
+        raise UserError(
+            f"outputs: no finished RL run with measured steps (measure={measure}) and its pretraining run beside it"
+            + (f"; {remedy[measure]}" if measure in remedy else "")
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RlRun:
+    """A finished RL run, what it began from (None: not there), and N, T and L of its pretraining run."""
+
+    run: Run
+    start: Run | None
+    parameters: float
+    tokens: float
+    loss: float
+
+    @property
+    def name(self) -> str:
+        return self.run.run_id
+
+    def cell(self) -> tuple[str, float, float, float]:
+        """CELL_COLUMNS."""
+        return self.name, self.parameters, self.tokens, self.loss
+
+
+def rl_runs(outputs: Path) -> list[RlRun]:
+    """Finished RL runs below ``outputs`` whose pretraining run is beside them, by size and tokens."""
     table = load_runs(outputs)
     done = table[table["state"] == "completed"].set_index("run")
-    rows = []
-    for name, row in done[done["stage"] == "rl"].iterrows():
-        if pd.isna(row["pretrain_loss"]):
-            continue  # its pretraining run is not below this folder
-        ancestor = (row["parameters"], row["pretrain_tokens"], row["pretrain_loss"])
-        run = read_runs([Path(row["directory"])])[0]
+    found = []
+    for _, row in done[(done["stage"] == "rl") & done["pretrain_loss"].notna()].iterrows():
         start = read_runs([Path(done.loc[row["parent"], "directory"])])[0] if row["parent"] in done.index else None
-        measured = _validation(run) if measure == "validation" else _evaluations(run, start, bins, k)
-        rows += [(name, *ancestor, spent, reward) for spent, reward in measured]
-    if not rows:
-        raise UserError(f"outputs={outputs}: no finished RL run with measured steps ({measure}) and its pretraining run beside it")
-    return pd.DataFrame(rows, columns=list(POINT_COLUMNS))
+        cell = (float(row[column]) for column in ("parameters", "pretrain_tokens", "pretrain_loss"))
+        found.append(RlRun(read_runs([Path(row["directory"])])[0], start, *cell))
+    return sorted(found, key=lambda run: (run.parameters, run.tokens, run.name))
 
 
-def _validation(run: Run) -> list[tuple[float, float]]:
-    logged = run.metrics.dropna(subset=["validation/pass_at_1"]) if "validation/pass_at_1" in run.metrics else run.metrics[:0]
-    return list(zip(logged["flops"].astype(float), logged.get("validation/pass_at_1", pd.Series(dtype=float)).astype(float)))
-
-
-def _evaluations(run: Run, start: Run | None, bins: Sequence[str], k: int) -> list[tuple[float, float]]:
-    flops = run.metrics.set_index("step")["flops"]
-    found = [(float(flops[step]), reward) for step, reward in _rewards(run, bins, k) if step in flops.index]
-    before = [(0.0, reward) for _, reward in _rewards(start, bins, k)[-1:]] if start else []
-    return before + found
-
-
-def _rewards(run: Run, bins: Sequence[str], k: int) -> list[tuple[int, float]]:
-    """(step, pass@k) on the test split by the line; of several evaluations of a step the one with the most samples."""
-    best: dict[int, tuple[int, float]] = {}
+def _measured(run: Run, measure: str, k: int) -> dict[int, pd.DataFrame]:
+    """Step -> puzzle, bin, success, by puzzle."""
+    best: dict[int, tuple[tuple[int, int], pd.DataFrame]] = {}
     for evaluation in run.evaluations:
-        if (evaluation.labels["split"], evaluation.labels["verifier"]) != ("test", "line"):
+        wanted = {"split": "test", "verifier": "line", "temperature": 1.0}
+        if any(evaluation.labels[key] != value for key, value in wanted.items()):
             continue
-        rows = evaluation.passk[evaluation.passk["bin"].isin(bins) & (evaluation.passk["k"] == k)]
-        if len(rows):
-            reward = float(np.average(rows["pass_at_k"], weights=rows["n_puzzles"]))
-            size = evaluation.n_puzzles * evaluation.n_samples
-            step = int(evaluation.labels["step"])
-            best[step] = max(best.get(step, (0, 0.0)), (size, reward))
-    return [(step, reward) for step, (_, reward) in sorted(best.items())]
+        table = _exact(evaluation, k) if measure == "exact" else _sampled(evaluation, k)
+        step, size = int(evaluation.labels["step"]), (evaluation.n_puzzles, evaluation.n_samples)
+        if table is not None and size > best.get(step, ((0, 0), table))[0]:
+            best[step] = size, table
+    return {step: table for step, (_, table) in best.items()}
+
+
+def _exact(evaluation: Evaluation, k: int) -> pd.DataFrame | None:
+    exact = evaluation.exact()
+    if exact is None:
+        return None
+    exact = exact.sort_values("puzzle", ignore_index=True)
+    return exact[["puzzle", "bin"]].assign(success=exact_pass_at_k(exact["p"].to_numpy(), [k])[:, 0])
+
+
+def _sampled(evaluation: Evaluation, k: int) -> pd.DataFrame | None:
+    if evaluation.n_samples < k:
+        return None
+    counts = evaluation.samples().groupby("puzzle", as_index=False).agg(bin=("bin", "first"), n=("solved", "size"), c=("solved", "sum"))
+    return counts[["puzzle", "bin"]].assign(success=pass_at_k(counts["n"].to_numpy(np.int64), counts["c"].to_numpy(np.int64), k))

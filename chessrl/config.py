@@ -273,6 +273,9 @@ class RlConfig:
     temperature: float = 1.0  # of sampling; log-probabilities of the loss are at the same temperature
     protocol: str = "auto"  # think (trace, then answer), answer (no trace); auto: what the parent was trained with
     thinking_budget: int = 128  # tokens of trace after which the episode ends unsolved
+    # of the rollouts and the validation, as evaluate.spelling. strict: what is trained is what exact success measures; under lenient a policy
+    # may leave canonical spelling, which nothing rewards
+    spelling: str = neutral("lenient")
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=1e-5, schedule="constant", warmup_ratio=0.0, weight_decay=0.0)
     )

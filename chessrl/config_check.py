@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rl.protocol": ("auto", "think", "answer"),
     "evaluate.protocol": ("auto", "think", "answer", "game"),
     "evaluate.spelling": ("lenient", "strict"),
+    "rl.spelling": ("lenient", "strict"),
     "evaluate.split": (*SPLITS, *SLICES),
     "evaluate.verifier": ("line", "engine"),
     "algorithm.advantage": (

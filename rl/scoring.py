@@ -63,7 +63,7 @@ class Scorer:
     def _sampling(self, step: int) -> SamplingSettings:
         settings = self.config.rl
         return SamplingSettings(
-            settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl", step=step
+            settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, seed=settings.seed, stage="rl", step=step
         )
 
     def _evidence(self, puzzles: Sequence[int], group: int, sampling: SamplingSettings) -> Evidence:

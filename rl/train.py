@@ -200,7 +200,7 @@ def validate(setup: Setup, config: Config) -> float:
     """pass@1 on the validation puzzles, verified by the line; the same random numbers at every step."""
     settings = config.rl
     sampling = SamplingSettings(
-        settings.protocol, settings.temperature, settings.thinking_budget, seed=settings.seed, stage="rl-validation"
+        settings.protocol, settings.temperature, settings.thinking_budget, settings.spelling, seed=settings.seed, stage="rl-validation"
     )
     table = sample_policy(
         setup.state.model, setup.validation_environment, setup.validation, config.world.state, settings.validation_samples, sampling,

@@ -27,6 +27,7 @@ SMALL = [
 BUDGETS = {
     "shen2026": ["budget.flops=2e9", "budget.alpha=0.4"],
     "traces": ["sft.tokens=3000"],
+    "endgame": ["sft.tokens=3000"],
     "spurious_rewards": ["sft.tokens=3000", "algorithm.minibatches=2", "reward=random"],
     "six_algorithms": ["sft.tokens=3000", "algorithm=dapo"],
 }
@@ -45,7 +46,7 @@ def test_every_experiment_runs_at_toy_size(experiment, tiny_runs, tmp_path):
     assert summary["flops"] > 0 and summary["stage"] == stage
 
 
-SWEPT = ("shen2026", "learning_rates", "traces", "noisy_verifier", "shallow_verifier", "curriculum", "spurious_rewards", "six_algorithms")
+SWEPT = ("shen2026", "learning_rates", "traces", "noisy_verifier", "shallow_verifier", "curriculum", "spurious_rewards", "six_algorithms", "endgame")
 
 
 @pytest.mark.parametrize("experiment", SWEPT)

@@ -16,9 +16,10 @@ from chessrl.config import AlgorithmConfig, Config, HealthConfig
 from chessrl.launch import CONF, compose
 from chessrl.model import Cost
 from chessrl.run import Run, digest
-from chessrl.sampler import Rollout
+from chessrl.sampler import Rollout, SamplingSettings
 from chessrl.signals import Interrupted
 from rl import rewards as rewards_module
+from rl import scoring
 from rl import train as rl
 from rl.gathering import joined, selected
 from rl.health import Watch, distinct_answers, rollout_metrics, told_mean
@@ -49,6 +50,27 @@ def weights_of(directory: Path) -> dict[str, torch.Tensor]:
 
 
 # ---- algorithms and rewards -------------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_and_validation_play_under_the_spelling_asked_for(tiny_runs, tmp_path, monkeypatch):
+    asked: list[str] = []
+
+    def watched(original):
+        def watch(*arguments, **keywords):
+            asked.extend(value.spelling for value in arguments if isinstance(value, SamplingSettings))
+            return original(*arguments, **keywords)
+
+        return watch
+
+    monkeypatch.setattr(scoring, "rollout", watched(scoring.rollout))
+    monkeypatch.setattr(rl, "sample_policy", watched(rl.sample_policy))
+    directories = []
+    for given in ([], ["rl.spelling=lenient"], ["rl.spelling=strict"]):
+        asked.clear()
+        _, directory = tiny.start("rl", configured(tiny_runs, tmp_path, "rl.bins=[B1]", "rl.validation_every=2", *given))
+        directories.append(directory.name)
+    assert asked == ["strict"] * 3  # two steps and one validation
+    assert directories[0] == directories[1] != directories[2]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
