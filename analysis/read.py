@@ -47,6 +47,18 @@ class Evaluation:
             raise UserError(f"{path}: column {missing[0]} is missing, expected {', '.join(needed)}; evaluate the run again")
         return pd.read_parquet(path, columns=needed)
 
+    def exact(self) -> pd.DataFrame | None:
+        """Exact success of every puzzle (puzzle, split, bin, decisions, p), where evaluate.exact made it."""
+        return self._optional("exact.parquet")
+
+    def policy(self) -> pd.DataFrame | None:
+        """All legal moves at each decision (chessrl.measurement.POLICY_TABLE), where evaluate.policy_traces made it."""
+        return self._optional("policy.parquet")
+
+    def _optional(self, name: str) -> pd.DataFrame | None:
+        path = self.folder / name
+        return pd.read_parquet(path) if path.is_file() else None
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -141,6 +141,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "evaluate.temperature": (0, None),
     "evaluate.thinking_budget": (0, None),
     "evaluate.thinking_minimum": (0, None),
+    "evaluate.policy_traces": (0, None),
     "evaluate.batch": (1, None),
     "rl.curriculum.pass_rate_min": (0, 1),
     "rl.curriculum.pass_rate_max": (0, 1),
@@ -173,7 +174,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
 }
 OPTIONAL_COUNTS = (  # null, or at least 1
     *("sft.tokens", "sft.context", "sft.patience", "sft.trace.budget"),
-    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "pretrain.steps", "rl.tokens", "budget.flops"),
+    *("world.max_games", "sft.max_puzzles", "evaluate.max_puzzles", "evaluate.step", "pretrain.steps", "rl.tokens", "budget.flops"),
     *(f"{stage}.optimizer.warmup_steps" for stage in STAGES),
 )
 ORDERED = (  # the first is at most the second

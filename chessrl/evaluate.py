@@ -1,5 +1,6 @@
 """Sampling a policy on puzzles, and the evaluation folder made of it: ``samples.parquet``, ``passk.csv``, ``rates.csv``, ``evaluation.json``.
-With ``evaluate.trace_metrics`` also ``traces.parquet``, ``trace_metrics.csv`` and ``trace_illegal.csv``.
+With ``evaluate.trace_metrics`` also ``traces.parquet``, ``trace_metrics.csv`` and ``trace_illegal.csv``; with ``evaluate.exact`` and
+``evaluate.policy_traces`` what ``chessrl.measurement`` makes.
 
 ``python -m chessrl.evaluate parent=RUN evaluate.split=...``: see ``--help``.
 """
@@ -10,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -23,13 +24,20 @@ from chessrl.environment import Environment
 from chessrl.errors import UserError
 from chessrl.launch import launch
 from chessrl.lock import Lock
+from chessrl.measurement import measurements
 from chessrl.model import Transformer
 from chessrl.puzzles import Puzzle, prompt_tokens
 from chessrl.run import adopt_parent, digest, identity_of, leak_of, resolve_device
 from chessrl.sampler import OUTCOMES, Rollout, SamplingSettings, rollout
 from chessrl.statistics import passk_table, rates_table
-from chessrl.trace_report import TraceTables, trace_tables, trace_tokens_of
+from chessrl.trace_report import trace_tables, trace_tokens_of
 from chessrl.verifier import cached_labels, engine_identity, environment_of
+
+
+class Tables(Protocol):
+    """Further files of an evaluation folder."""
+
+    def write(self, folder: Path) -> None: ...
 
 
 def sample_policy(
@@ -126,6 +134,15 @@ def settings_for(settings: EvaluateConfig, parent: dict[str, Any]) -> EvaluateCo
     """The settings with the protocol that ``auto`` means; what is said of traces falls away where there are none."""
     protocol = protocol_of(settings.protocol, parent)
     without = {} if protocol == "think" else {"thinking": "natural", "thinking_minimum": 0, "trace_metrics": "none"}
+    if protocol == "think" and settings.exact:
+        raise UserError(
+            "evaluate.exact: the success of a policy that thinks is a sum over all traces; leave it out (evaluate.policy_traces measures it given "
+            "sampled ones), or use a policy fine-tuned with arm=none"
+        )
+    if protocol == "game":  # a pretrained policy never saw <call_env>, which an exact success needs
+        without["exact"] = False
+    if settings.verifier == "engine":  # probabilities are measured once, beside the samples that the line judges
+        without |= {"exact": False, "policy_traces": 0}
     return replace(settings, protocol=protocol, **without)
 
 
@@ -149,6 +166,17 @@ def evaluation_folder(config: Config) -> Path:
     return Path(config.parent) / "evaluations" / digest(identity)
 
 
+def model_folder(directory: Path, step: int | None) -> Path:
+    """Of the run's final model, or of the one that it kept at ``step``. Raises UserError where it kept none."""
+    if step is None:
+        return directory / "model"
+    folder = directory / "models" / f"step-{step}"
+    if not folder.is_dir():
+        kept = sorted(int(path.name.removeprefix("step-")) for path in folder.parent.glob("step-*"))
+        raise UserError(f"evaluate.step={step}: {directory} kept models of steps {kept}; name one, or set save_steps and train again")
+    return folder
+
+
 def evaluate(config: Config) -> int:
     """Evaluate the policy of the run ``parent`` and write its folder, unless it is there already."""
     parent = resolve(config)
@@ -167,7 +195,7 @@ def evaluate(config: Config) -> int:
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
     keep_traces = settings.trace_metrics != "none"
-    model = load_model(directory / "model", precision=config.run.precision, device=resolve_device(config.run.device))
+    model = load_model(model_folder(directory, settings.step), precision=config.run.precision, device=resolve_device(config.run.device))
     puzzles = world.puzzles_of_split(config, settings.split)[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
     sampling = SamplingSettings(
@@ -193,7 +221,7 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     labels = {
         "run": parent["run_id"],
         "stage": parent["stage"],
-        "step": parent.get("step", 0),
+        "step": settings.step or parent.get("step", 0),
         "split": settings.split,
         "protocol": protocol_label(settings),
         "spelling": settings.spelling,
@@ -202,12 +230,14 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
         "thinking_budget": settings.thinking_budget,
         "seed": settings.seed,
     }
-    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | leak | record, traces)
+    further = [] if traces is None else [traces]
+    further += measurements(config, model, puzzles, labels)
+    write_evaluation(folder, samples, labels, settings.ks, {"settings": asdict(settings)} | leak | record, further)
     print(f"evaluate: {folder}", flush=True)
 
 
 def write_evaluation(
-    folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any], traces: TraceTables | None = None
+    folder: Path, samples: pd.DataFrame, labels: dict[str, Any], ks: list[int], record: dict[str, Any], further: Sequence[Tables] = ()
 ) -> None:
     """Write the folder beside its place and move it there whole. ``record`` goes to evaluation.json beside the labels."""
     temporary = folder.with_name(f".{folder.name}.tmp")
@@ -216,8 +246,8 @@ def write_evaluation(
     samples.to_parquet(temporary / "samples.parquet", compression="zstd", index=False)
     passk_table(samples, ks, labels, labels["seed"]).to_csv(temporary / "passk.csv", index=False)
     rates_table(samples, labels, labels["seed"]).to_csv(temporary / "rates.csv", index=False)
-    if traces is not None:
-        traces.write(temporary)
+    for tables in further:
+        tables.write(temporary)
     n_samples = int(samples.groupby("puzzle").size().iloc[0])
     write_json(temporary / "evaluation.json", labels | {"n_samples": n_samples, "n_puzzles": samples["puzzle"].nunique()} | record)
     replace_folder(temporary, folder)

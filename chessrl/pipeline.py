@@ -67,8 +67,10 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         print(f"skipped: {error}", flush=True)
         return 0
     start = time.monotonic()
+    steps = saved_steps(config)
     total = (
         len(config.pipeline.stages) * (2 if config.pipeline.evaluate else 1)
+        + config.pipeline.evaluate * len(steps)
         + (config.pipeline.evaluate and config.pipeline.engine_evaluation)
         + config.pipeline.report
     )
@@ -100,6 +102,8 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     if config.pipeline.evaluate:
         for directory in directories:
             call("chessrl.evaluate", f"parent={quoted(directory)}")
+        for step in steps:
+            call("chessrl.evaluate", f"parent={quoted(directories[-1])}", f"evaluate.step={step}")
         if config.pipeline.engine_evaluation:
             puzzles = min(ENGINE_PUZZLES, config.evaluate.max_puzzles or ENGINE_PUZZLES)
             extra = ["evaluate.verifier=engine", f"evaluate.max_puzzles={puzzles}"]
@@ -111,6 +115,11 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     elapsed = time.monotonic() - start
     print(f"\npipeline finished in {elapsed // 60:.0f} min {elapsed % 60:02.0f} s", flush=True)
     return 0
+
+
+def saved_steps(config: Config) -> list[int]:
+    """The steps of RL whose models the pipeline evaluates beside the final one."""
+    return config.rl.save_steps if config.pipeline.evaluate_steps and STAGES[-1] in config.pipeline.stages else []
 
 
 def run_stage_command(command: list[str]) -> tuple[Path | None, list[int]]:

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from chessrl import notation
-from chessrl.environment import Environment, solver_decisions
+from chessrl.environment import Environment, build_environment, solver_decisions
 from chessrl.model import Transformer, token_logprobs
 from chessrl.puzzles import Puzzle, accepted_moves, prompt_tokens
 from chessrl.sampler import NO_END_THINK, SamplingSettings, rollout
@@ -186,6 +186,19 @@ def measure_policy(
     table = pd.DataFrame(rows, columns=list(POLICY_COLUMNS))
     table["logprobs"] = [row.astype(np.float32) for row in scores]
     return table
+
+
+def policy_table(
+    model: Transformer, puzzles: Sequence[Puzzle], state: str, sampling: SamplingSettings, traces: int, batch: int
+) -> tuple[pd.DataFrame, int]:
+    """``measure_policy`` at the sampling's temperature, behind ``traces`` sampled traces of each puzzle where its protocol is think; and how
+    many traces the budget cut, which are left out. ``batch``: sequences sampled together.
+    """
+    closed, cut = None, 0
+    if sampling.protocol == "think":
+        prompts = [prompt_tokens(puzzle, state, think=True) for puzzle in puzzles]
+        closed, cut = sampled_traces(model, build_environment(puzzles).to(model.device), prompts, traces, sampling, batch)
+    return measure_policy(model, puzzles, state, sampling.protocol, closed, sampling.temperature), cut
 
 
 def exact_success(model: Transformer, puzzles: Sequence[Puzzle], state: str, temperature: float = 1.0) -> np.ndarray:

@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from chessrl.errors import UserError
+from chessrl.theory_weights import pass_at_k_objective
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -24,6 +25,7 @@ PASSK_COLUMNS = (
 )  # fmt: skip
 RATES_COLUMNS = ("run", "stage", "step", "split", "bin", "metric", "value", "ci_low", "ci_high", "n_puzzles")
 COMPARISON_COLUMNS = ("a", "b", "bin", "k", "difference", "ci_low", "ci_high")
+EXACT_KS = (*(2**power for power in range(13)), 10**4, 10**5, 10**6)  # of exact pass@k, which needs no samples
 SHARES = ("legal", "format", "truncated", "solved", "solved_strict")
 MEANS = ("tokens", "trace_length", "answer_length", "logprob", "entropy")
 
@@ -259,6 +261,23 @@ def passk_table(samples: pd.DataFrame, ks: Sequence[int], labels: Mapping[str, o
     for name, mask in _bins(puzzles):
         for k, (point, low, high) in zip(ks, bootstrap_means(values[mask], rng)):
             counts = {"bin": name, "k": k, "n_puzzles": int(mask.sum()), "n_samples": int(puzzles["n"].iloc[0])}
+            rows.append({key: labels[key] for key in LABELS} | counts | {"pass_at_k": point, "ci_low": low, "ci_high": high})
+    return pd.DataFrame(rows, columns=list(PASSK_COLUMNS))
+
+
+def exact_passk_table(success: pd.DataFrame, labels: Mapping[str, object], seed: int) -> pd.DataFrame:
+    """PASSK_COLUMNS of EXACT_KS, one row per bin ("all" first) and k: mean over puzzles of 1 - (1 - p)^k, 95 % interval over puzzles.
+
+    success: one row per puzzle (puzzle, bin, p: probability that one sample solves it). n_samples stays empty.
+    """
+    puzzles = success.sort_values("puzzle", ignore_index=True)
+    # p is a sum of products of rounded probabilities: it may exceed 1 by their error
+    values = pass_at_k_objective(puzzles["p"].to_numpy(np.float64).clip(max=1.0)[:, None], np.array(EXACT_KS))
+    rng = np.random.default_rng(seed)
+    rows = []
+    for name, mask in _bins(puzzles):
+        for k, (point, low, high) in zip(EXACT_KS, bootstrap_means(values[mask], rng)):
+            counts = {"bin": name, "k": k, "n_puzzles": int(mask.sum()), "n_samples": None}
             rows.append({key: labels[key] for key in LABELS} | counts | {"pass_at_k": point, "ci_low": low, "ci_high": high})
     return pd.DataFrame(rows, columns=list(PASSK_COLUMNS))
 

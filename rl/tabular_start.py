@@ -8,11 +8,9 @@ from typing import Any
 from chessrl import world
 from chessrl.checkpoint import load_model, written_beside
 from chessrl.config import Config
-from chessrl.environment import build_environment
 from chessrl.errors import UserError
 from chessrl.evaluate import protocol_of
-from chessrl.policy import measure_policy, sampled_traces
-from chessrl.puzzles import prompt_tokens
+from chessrl.policy import policy_table
 from chessrl.run import Run, adopt_parent, resolve_device
 from chessrl.sampler import SamplingSettings
 from chessrl.sources import file_record
@@ -71,14 +69,10 @@ def measure_parent(run: Run) -> None:
     protocol = run.identity["start"]["protocol"]
     model = load_model(Path(config.parent) / "model", precision=config.run.precision, device=run.device)
     puzzles = world.puzzles_of_split(config, "rl", config.rl.bins)[: settings.puzzles]
-    traces = None
+    sampling = SamplingSettings(protocol, config.rl.temperature, config.rl.thinking_budget, seed=settings.seed, stage="tabular-start")
+    table, cut = policy_table(model, puzzles, config.world.state, sampling, settings.traces, config.evaluate.batch)
     if protocol == "think":
-        environment = build_environment(puzzles).to(run.device)
-        prompts = [prompt_tokens(puzzle, config.world.state, think=True) for puzzle in puzzles]
-        sampling = SamplingSettings(protocol, config.rl.temperature, config.rl.thinking_budget, seed=settings.seed, stage="tabular-start")
-        traces, cut = sampled_traces(model, environment, prompts, settings.traces, sampling, config.evaluate.batch)
-        without = sum(not closed for closed in traces)
+        without = len(puzzles) - table["puzzle"].nunique()
         print(f"tabular: of {len(puzzles) * settings.traces:,} traces the budget cut {cut:,}; puzzles left without one: {without:,}", flush=True)
-    table = measure_policy(model, puzzles, config.world.state, protocol, traces, config.rl.temperature)
     with written_beside(run.directory / START_FILE) as temporary:
         table.to_parquet(temporary, compression="zstd", index=False)
