@@ -64,9 +64,13 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
         return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What tokens take from each other and from what came ``before`` (keys and values), and their own keys and values."""
         q, k, v = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
+        keys, values = (k, v) if before is None else (torch.cat([before[0], k], 2), torch.cat([before[1], v], 2))
+        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), k, v
 
     def decode(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | SharedCache, layer: int) -> Tensor:
@@ -151,22 +155,40 @@ class Transformer(nn.Module):
         kept: list[tuple[Tensor, Tensor]] | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
+        before: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         """The trunk's last states (B, T, hidden) of right-padded sequences (B, T); ``kept`` takes each layer's keys and values.
 
-        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it.
+        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it. ``before`` has each layer's keys and
+        values (B, kv_heads, S, head_dim) of S tokens that came first, which the mask (B, 1, T, S + T) then covers, too.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
         cos, sin = rotary_tables(places, self.config.head_dim)
         with self.autocast():
             x = self.model.embed_tokens(known_tokens(tokens, self.config.vocabulary))
-            for layer in self.model.layers:
-                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask)
+            for number, layer in enumerate(self.model.layers):
+                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask, None if before is None else before[number])
                 x = x + attended
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
                 if kept is not None:
                     kept.append((k, v))
             return self.model.norm(x)
+
+    def states_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:
+        """The trunk's states (B, S + 1, hidden) after a prompt and after each of the tokens (B, S) that follow it. A prompt is read once.
+
+        ``prompts`` (P, T) right-padded, of ``lengths`` (P,); ``owner`` (B,) says which one a row follows.
+        """
+        kept: list[tuple[Tensor, Tensor]] = []
+        last = self.states(prompts, kept)[torch.arange(len(prompts), device=tokens.device), lengths - 1].index_select(0, owner)[:, None]
+        rows, length = tokens.shape
+        if not length:
+            return last
+        given, places = lengths[owner][:, None], torch.arange(length, device=tokens.device)
+        of_prompt = torch.arange(prompts.shape[1], device=tokens.device) < given
+        mask = torch.cat([of_prompt[:, None].expand(-1, length, -1), (places <= places[:, None]).expand(rows, -1, -1)], -1)
+        before = [(k.index_select(0, owner), v.index_select(0, owner)) for k, v in kept]
+        return torch.cat([last, self.states(tokens, None, given + places, mask[:, None], before)], 1)
 
     def decode(self, tokens: Tensor, cache: KVCache | SharedCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
