@@ -29,7 +29,7 @@ def continue_text(
     logits, cache = model.prefill(prompt_ids, lengths)
     logits, cache = logits[rows], cache.select(rows)
     longest = notation.LONGEST_MOVE * int(plies.max())
-    cache.grow(cache.end + longest)
+    cache.reserve(longest)
     texts = torch.full((len(rows), longest), notation.PAD, device=model.device)
     grammar = MoveGrammar.on(model.device)
     row = torch.arange(len(rows), device=model.device)

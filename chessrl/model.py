@@ -15,35 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chessrl.cache import KVCache, SharedCache
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
 from chessrl.notation import PAD
 
 ROPE_THETA = 1e6
 NORM_EPSILON = 1e-6
-
-
-class KVCache:
-    """Keys and values of B sequences in shared slots: sequence b occupies slots ``start[b]`` to ``end - 1`` (left-padded), so that every
-    sequence writes its next token to slot ``end``.
-    """
-
-    def __init__(self, keys: list[Tensor], values: list[Tensor], start: Tensor, end: int):
-        self.keys = keys  # per layer (B, kv_heads, slots, head_dim)
-        self.values = values
-        self.start = start  # (B,)
-        self.end = end
-
-    def select(self, rows: Tensor) -> KVCache:
-        """The cache of the given sequences, in that order; rows may repeat (a group shares its prompt's prefill)."""
-        return KVCache([k[rows] for k in self.keys], [v[rows] for v in self.values], self.start[rows], self.end)
-
-    def grow(self, slots: int) -> None:
-        """Make room for ``slots`` in all."""
-        extra = slots - self.keys[0].shape[2]
-        if extra > 0:
-            self.keys = [F.pad(k, (0, 0, 0, extra)) for k in self.keys]
-            self.values = [F.pad(v, (0, 0, 0, extra)) for v in self.values]
 
 
 def rotary_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -86,19 +64,18 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
         return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What tokens take from each other and from what came ``before`` (keys and values), and their own keys and values."""
         q, k, v = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
+        keys, values = (k, v) if before is None else (torch.cat([before[0], k], 2), torch.cat([before[1], v], 2))
+        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), k, v
 
-    def decode(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, end: int, mask: Tensor | None) -> Tensor:
+    def decode(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | SharedCache, layer: int) -> Tensor:
         q, k, v = self.project(x, cos, sin)
-        keys[:, :, end : end + 1] = k
-        values[:, :, end : end + 1] = v
-        # Query heads that share a key head are this key head's queries: no expanded copy of the cache is made.
-        q = q.view(x.shape[0], self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        attended = F.scaled_dot_product_attention(q, keys[:, :, : end + 1], values[:, :, : end + 1], attn_mask=mask)
-        return self.o_proj(attended.reshape(x.shape[0], 1, self.heads * self.head_dim))
+        return self.o_proj(cache.attend(layer, q, k, v).reshape(x.shape[0], 1, self.heads * self.head_dim))
 
 
 class FeedForward(nn.Module):
@@ -138,6 +115,7 @@ class Transformer(nn.Module):
             raise UserError(f"model.heads={config.heads} must be a multiple of model.kv_heads={config.kv_heads}")
         self.config = config
         self.precision = precision
+        self.shares_prompts = precision == "bf16"  # a group's prompt is read once for all: sums in another order, which fp32's bits forbid
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         if precision == "fp64":
@@ -147,7 +125,8 @@ class Transformer(nn.Module):
     def device(self) -> torch.device:
         return self.lm_head.weight.device
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """The context of all passes. Held open around many of them without a gradient, it casts the weights once for all."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -156,25 +135,19 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary) of the trunk's last states (..., hidden)."""
-        with self._autocast():
+        with self.autocast():
             return self.lm_head(states)
 
     def forward_masked(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """Logits (B, T, vocabulary) where the token at each place has a position (B, T) of its own and sees the places of ``visible`` (B, T, T)."""
         return self.logits(self.states(tokens, None, positions, visible[:, None]))
 
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache]:
-        """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the left-padded cache."""
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache | SharedCache]:
+        """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the cache."""
         kept: list[tuple[Tensor, Tensor]] = []
         logits = self.logits(self.states(tokens, kept))
-        batch, length = tokens.shape
-        start = length - lengths
-        slots = (torch.arange(length, device=tokens.device)[None] - start[:, None]).clamp(min=0)  # slot -> position, any where padded
-        index = slots[:, None, :, None]
-        keys = [k.gather(2, index.expand_as(k)) for k, _ in kept]
-        values = [v.gather(2, index.expand_as(v)) for _, v in kept]
-        last = logits[torch.arange(batch, device=tokens.device), lengths - 1]
-        return last, KVCache(keys, values, start, length)
+        last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+        return last, (SharedCache if self.shares_prompts else KVCache).of(kept, lengths)
 
     def states(
         self,
@@ -182,39 +155,51 @@ class Transformer(nn.Module):
         kept: list[tuple[Tensor, Tensor]] | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
+        before: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         """The trunk's last states (B, T, hidden) of right-padded sequences (B, T); ``kept`` takes each layer's keys and values.
 
-        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it.
+        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it. ``before`` has each layer's keys and
+        values (B, kv_heads, S, head_dim) of S tokens that came first, which the mask (B, 1, T, S + T) then covers, too.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
         cos, sin = rotary_tables(places, self.config.head_dim)
-        with self._autocast():
+        with self.autocast():
             x = self.model.embed_tokens(known_tokens(tokens, self.config.vocabulary))
-            for layer in self.model.layers:
-                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask)
+            for number, layer in enumerate(self.model.layers):
+                attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask, None if before is None else before[number])
                 x = x + attended
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
                 if kept is not None:
                     kept.append((k, v))
             return self.model.norm(x)
 
-    def decode(self, tokens: Tensor, cache: KVCache) -> Tensor:
+    def states_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:
+        """The trunk's states (B, S + 1, hidden) after a prompt and after each of the tokens (B, S) that follow it. A prompt is read once.
+
+        ``prompts`` (P, T) right-padded, of ``lengths`` (P,); ``owner`` (B,) says which one a row follows.
+        """
+        kept: list[tuple[Tensor, Tensor]] = []
+        last = self.states(prompts, kept)[torch.arange(len(prompts), device=tokens.device), lengths - 1].index_select(0, owner)[:, None]
+        rows, length = tokens.shape
+        if not length:
+            return last
+        given, places = lengths[owner][:, None], torch.arange(length, device=tokens.device)
+        of_prompt = torch.arange(prompts.shape[1], device=tokens.device) < given
+        mask = torch.cat([of_prompt[:, None].expand(-1, length, -1), (places <= places[:, None]).expand(rows, -1, -1)], -1)
+        before = [(k.index_select(0, owner), v.index_select(0, owner)) for k, v in kept]
+        return torch.cat([last, self.states(tokens, None, given + places, mask[:, None], before)], 1)
+
+    def decode(self, tokens: Tensor, cache: KVCache | SharedCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
-        end = cache.end
-        if end >= cache.keys[0].shape[2]:
-            cache.grow(2 * (end + 1))
-        cos, sin = rotary_tables(end - cache.start, self.config.head_dim)
+        cos, sin = rotary_tables(cache.begin(), self.config.head_dim)
         cos, sin = cos[:, None, None], sin[:, None, None]
-        mask = (torch.arange(end + 1, device=tokens.device)[None] >= cache.start[:, None])[:, None, None]
-        with self._autocast():
+        with self.autocast():
             x = self.model.embed_tokens(known_tokens(tokens, self.config.vocabulary))[:, None]
-            for layer, keys, values in zip(self.model.layers, cache.keys, cache.values):
-                x = x + layer.self_attn.decode(layer.input_layernorm(x), cos, sin, keys, values, end, mask)
+            for number, layer in enumerate(self.model.layers):
+                x = x + layer.self_attn.decode(layer.input_layernorm(x), cos, sin, cache, number)
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
-            logits = self.lm_head(self.model.norm(x))[:, 0]
-        cache.end = end + 1
-        return logits
+            return self.lm_head(self.model.norm(x))[:, 0]
 
 
 def build_model(config: ModelConfig, *, seed: int, precision: str = "fp32", device: str | torch.device = "cpu") -> Transformer:

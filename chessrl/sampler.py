@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from chessrl import notation
+from chessrl.cache import KVCache, SharedCache
 from chessrl.environment import SOLVED, Environment
 from chessrl.errors import UserError
 from chessrl.grammar import AFTER_SUFFIX, DEAD, START, MoveGrammar
-from chessrl.model import KVCache, Transformer, scaled_logits
+from chessrl.model import Transformer, scaled_logits
 from chessrl.randomness import combine, draw, stream_key
 
 PROTOCOLS = ("think", "answer", "game")
@@ -154,7 +155,8 @@ def rollout(
     walk = _start(environment, torch.tensor(puzzles, device=device)[rows], group, settings)
     record = _Record(len(rows), _longest_episode(environment, puzzles, settings), settings.thinking_budget, device)
     sampler = _Sampler(model, environment, settings, record)
-    sampler.run(walk, logits[rows], cache.select(rows))
+    with model.autocast():
+        sampler.run(walk, logits[rows], cache.select(rows))
     return record.finish(prompt_ids[rows], prompt_lengths[rows], torch.tensor(puzzles, device=device)[rows])
 
 
@@ -241,8 +243,8 @@ class _Sampler:
         self.grammar = MoveGrammar.on(model.device)
         self.sync_steps = SYNC_STEPS[model.device.type]
 
-    def run(self, walk: _Walk, logits: Tensor, cache: KVCache) -> None:
-        cache.grow(cache.end + self.record.tokens.shape[1])
+    def run(self, walk: _Walk, logits: Tensor, cache: KVCache | SharedCache) -> None:
+        cache.reserve(self.record.tokens.shape[1])
         for place in range(self.record.tokens.shape[1]):
             token = self._step(walk, logits, place)
             if (place + 1) % self.sync_steps == 0:

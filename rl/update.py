@@ -12,10 +12,11 @@ from chessrl import distributed, notation
 from chessrl.config import AlgorithmConfig, OptimizerConfig
 from chessrl.model import Transformer, token_entropies, token_logprobs
 from chessrl.sampler import Rollout
-from chessrl.training import next_token_logprobs, optimizer_step, own_micro_batches
+from chessrl.training import optimizer_step, own_micro_batches
 from rl.credit import Credit
 from rl.exact_kl import ExactKl, accumulate_kl
 from rl.objective import token_terms, token_weights
+from rl.shared_prompts import shared_micro_batches, shared_states
 from rl.value import Learner
 
 # Sums over a minibatch's tokens; besides value_loss with a value head, and kl_exact with the exact KL.
@@ -33,6 +34,8 @@ class Batch:
     lengths: Tensor  # (B,)
     policy: Tensor  # (B, L - 1) bool, aligned with the targets tokens[:, 1:]
     sampled: Tensor  # (B, L - 1) log-probabilities stored by the sampler
+    prompt_lengths: Tensor  # (B,)
+    puzzles: Tensor  # (B,) rows of one puzzle begin with the same prompt
     dropped: int  # sampled tokens whose log-probability is not finite: out of the loss, counted
 
     def rows(self, places: list[int] | np.ndarray) -> Batch:
@@ -40,8 +43,9 @@ class Batch:
         index = torch.as_tensor(places, device=self.tokens.device)
         length = int(self.lengths[index].max())
         return Batch(
-            self.tokens[index, :length], self.lengths[index], self.policy[index, : length - 1], self.sampled[index, : length - 1], 0
-        )
+            self.tokens[index, :length], self.lengths[index], self.policy[index, : length - 1], self.sampled[index, : length - 1],
+            self.prompt_lengths[index], self.puzzles[index], 0,
+        )  # fmt: skip
 
 
 def build_batch(rollout: Rollout, left_out: Tensor | None = None) -> Batch:
@@ -72,17 +76,35 @@ def build_batch(rollout: Rollout, left_out: Tensor | None = None) -> Batch:
         lengths=lengths,
         policy=(policy & finite)[:, 1:longest],
         sampled=torch.where(finite, sampled, 0.0)[:, 1:longest],
+        prompt_lengths=rollout.prompt_lengths,
+        puzzles=rollout.puzzles,
         dropped=dropped,
     )
 
 
+def micro_batches(policy: Transformer, batch: Batch, budget: int) -> list[list[int]]:
+    """The rows of this process, cut up for forward passes of at most ``budget`` padded tokens."""
+    lengths = batch.lengths.tolist()
+    if policy.shares_prompts:
+        return shared_micro_batches(lengths, batch.prompt_lengths.tolist(), batch.puzzles.tolist(), budget)
+    return own_micro_batches(lengths, budget)
+
+
+def logits_and_values(learner: Learner, part: Batch) -> tuple[Tensor, Tensor | None]:
+    """Logits (B, L - 1, vocabulary) of the tokens but the first, and values of the states before them; without meaning in shared prompts."""
+    if learner.policy.shares_prompts:
+        return learner.of_states(shared_states(learner.policy, part.tokens, part.lengths, part.prompt_lengths, part.puzzles))
+    return learner.logits_and_values(part.tokens[:, :-1])
+
+
 @torch.no_grad()
 def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> Tensor:
-    """Log-probabilities (B, L - 1) of the batch's tokens under ``model``, 0 in the padding."""
+    """Log-probabilities (B, L - 1) of the batch's tokens under ``model``, 0 in the padding; without meaning in shared prompts."""
     scores = torch.zeros_like(batch.sampled)
-    for places in own_micro_batches(batch.lengths.tolist(), budget):
+    learner = Learner(model, None)
+    for places in micro_batches(model, batch, budget):
         part = batch.rows(places)
-        logprobs = next_token_logprobs(model, part.tokens, temperature)
+        logprobs = token_logprobs(logits_and_values(learner, part)[0], part.tokens[:, 1:], temperature)
         scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = logprobs.to(scores.dtype)
     return distributed.sum_tensor(scores)
 
@@ -91,9 +113,9 @@ def score(model: Transformer, batch: Batch, temperature: float, budget: int) -> 
 def score_values(learner: Learner, batch: Batch, budget: int) -> Tensor:
     """Values (B, L - 1) of the states before each of the batch's tokens but the first, 0 in the padding."""
     scores = torch.zeros_like(batch.sampled)
-    for places in own_micro_batches(batch.lengths.tolist(), budget):
+    for places in micro_batches(learner.policy, batch, budget):
         part = batch.rows(places)
-        _, values = learner.logits_and_values(part.tokens[:, :-1])
+        _, values = logits_and_values(learner, part)
         scores[torch.as_tensor(places, device=scores.device), : part.sampled.shape[1]] = values.to(scores.dtype)
     return distributed.sum_tensor(scores)
 
@@ -125,10 +147,10 @@ def accumulate_gradient(
     if credit.returns is not None:
         sums["value_loss"] = 0.0
     drift = 0.0
-    for places in own_micro_batches(batch.lengths.tolist(), budget):
+    for places in micro_batches(learner.policy, batch, budget):
         part, index = batch.rows(places), torch.as_tensor(places, device=batch.tokens.device)
         width = part.sampled.shape[1]
-        logits, values = learner.logits_and_values(part.tokens[:, :-1])
+        logits, values = logits_and_values(learner, part)
         logprobs = token_logprobs(logits, part.tokens[:, 1:], temperature)
         terms = token_terms(logprobs, part.sampled, reference[index, :width], credit.advantages[index, :width], algorithm, part.policy)
         token_loss = terms.loss

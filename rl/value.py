@@ -35,5 +35,8 @@ class Learner(nn.Module):
         """Logits (B, T, vocabulary) of tokens (B, T), and values (B, T) of the states after each, None without a head."""
         if self.value_head is None:
             return self.policy(tokens), None
-        states = self.policy.states(tokens)
-        return self.policy.logits(states), self.value_head(states)
+        return self.of_states(self.policy.states(tokens))
+
+    def of_states(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same of the trunk's states (B, T, hidden)."""
+        return self.policy.logits(states), self.value_head(states) if self.value_head is not None else None

@@ -10,6 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from chessrl import notation
+from chessrl.cache import BLOCK
 from chessrl.checkpoint import load_model, save_model, tokenizer_files
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
@@ -70,8 +71,10 @@ def test_padding_on_the_right_changes_nothing():
     assert torch.allclose(model(tokens)[:, :7], model(padded)[:, :7], atol=1e-6)
 
 
-def test_cached_decoding_equals_a_full_forward_for_unequal_prompts():
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_cached_decoding_equals_a_full_forward_for_unequal_prompts(shares_prompts):
     model = build_model(TINY, seed=0)
+    model.shares_prompts = shares_prompts
     tokens, lengths = torch.randint(0, 101, (3, 30)), torch.tensor([4, 15, 9])
     full = model(tokens)
     with torch.no_grad():
@@ -84,6 +87,25 @@ def test_cached_decoding_equals_a_full_forward_for_unequal_prompts():
             if new == 6:  # sequences leave the batch and change places
                 rows = torch.tensor([2, 0])
                 cache, lengths = cache.select(rows), lengths[rows]
+
+
+def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own():
+    """Groups of unequal size, whose members leave one by one: over more tokens than a block of slots holds."""
+    model = build_model(TINY, seed=0, precision="fp64")
+    prompts, lengths = torch.randint(0, 101, (3, 9)), torch.tensor([9, 4, 6])
+    rows = torch.tensor([0, 0, 0, 1, 2, 2])
+    texts = torch.randint(0, 101, (6, 2 * BLOCK + 5))
+    full = [model(torch.cat([prompts[row, : lengths[row]], text])[None])[0, lengths[row] :] for row, text in zip(rows.tolist(), texts)]
+    with torch.no_grad():
+        model.shares_prompts = True
+        _, cache = model.prefill(prompts, lengths)
+        cache, kept = cache.select(rows), torch.arange(6)
+        for place in range(texts.shape[1]):
+            logits = model.decode(texts[kept, place], cache)
+            assert torch.allclose(logits, torch.stack([full[row][place] for row in kept.tolist()]), atol=1e-10, rtol=0)
+            if place in (3, 20, 40):
+                left = torch.tensor({3: [0, 1, 3, 4, 5], 20: [4, 0, 3], 40: [2, 1]}[place])  # in another order, and a prompt without a sequence
+                cache, kept = cache.select(left), kept[left]
 
 
 def test_logprobs_and_entropies_against_torch_distributions():

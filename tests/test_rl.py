@@ -21,8 +21,9 @@ from chessrl.training import build_optimizer
 from rl.credit import Credit
 from rl.objective import group_advantages, token_terms, token_weights
 from rl.sampling import puzzles_of_step
-from rl.update import accumulate_gradient, build_batch, minibatches, score, update
-from rl.value import Learner
+from rl.shared_prompts import shared_micro_batches
+from rl.update import accumulate_gradient, build_batch, minibatches, score, score_values, update
+from rl.value import Learner, ValueHead
 from tests.test_sampler import PUZZLES, trained_model
 
 GRPO = AlgorithmConfig("grpo", group=4)
@@ -206,6 +207,38 @@ def test_gradient_does_not_depend_on_the_micro_batch(norm):
     for loss, gradient in gradients[1:]:
         assert loss == pytest.approx(gradients[0][0], abs=1e-6)
         assert torch.allclose(gradient, gradients[0][1], atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 64, 150, 10_000])
+def test_a_shared_prompt_gives_the_gradient_scores_and_values_of_separate_ones(budget):
+    """Unequal prompts, unequal episodes, groups cut up by the budget; in fp32, although only bf16 shares by itself."""
+    model, result = episodes("think", group=4)
+    batch = build_batch(result)
+    assert len(set(batch.prompt_lengths.tolist())) > 2
+    head = ValueHead(model.config, "fp32", model.device)
+    torch.nn.init.normal_(head.linear.weight, generator=torch.Generator().manual_seed(1))
+    learner = Learner(model, head)
+    rewards = torch.rand(len(PUZZLES), 4, generator=torch.Generator().manual_seed(0))
+    advantages = credit_of(group_advantages(rewards, "group_std", 1e-6)).advantages
+    credit = Credit(advantages, torch.rand(batch.sampled.shape, generator=torch.Generator().manual_seed(2)))
+    found = {}
+    for model.shares_prompts in (False, True):
+        reference = score(model, batch, 0.7, budget)
+        values = score_values(learner, batch, budget)
+        measures = accumulate_gradient(learner, batch, credit, reference, AlgorithmConfig("grpo", group=4, beta=0.1), 0.7, budget)
+        gradient = torch.cat([parameter.grad.flatten() for parameter in learner.parameters()])
+        found[model.shares_prompts] = (reference[batch.policy], values[batch.policy], gradient, torch.tensor(list(measures.values())))
+        learner.zero_grad()
+    model.shares_prompts = False  # the model is other tests' as well
+    for separate, shared in zip(found[False], found[True]):
+        assert torch.allclose(shared, separate, atol=2e-5, rtol=0)
+
+
+def test_micro_batches_of_shared_prompts_keep_within_the_budget_and_count_a_prompt_once():
+    lengths, prompts, puzzles = [9, 12, 10, 9, 7, 8, 8, 7], [6, 6, 6, 6, 4, 4, 4, 4], [3, 3, 3, 3, 5, 5, 5, 5]
+    assert shared_micro_batches(lengths, prompts, puzzles, 10_000) == [[4, 7, 5, 6, 0, 3, 2, 1]]
+    assert shared_micro_batches(lengths, prompts, puzzles, 20) == [[4, 7, 5, 6], [0, 3, 2], [1]]  # 4 + 4 x 4 = 20; 6 + 3 x 4 = 18
+    assert shared_micro_batches(lengths, prompts, puzzles, 1) == [[4], [7], [5], [6], [0], [3], [2], [1]]
 
 
 def test_groups_of_equal_rewards_give_no_gradient_without_kl():

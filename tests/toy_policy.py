@@ -16,6 +16,8 @@ PROMPT = 0  # the only prompt token
 class ToyPolicy(nn.Module):
     """Logits of the token after x: table[x] @ out, (VOCABULARY, HIDDEN) and (HIDDEN, VOCABULARY)."""
 
+    shares_prompts = False
+
     def __init__(self, seed: int, scale: float = 1.0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -64,5 +66,6 @@ def toy_batch(sequences: list[list[int]], forced: list[set[int]], sampler: ToyPo
         [[place < len(sequence) and place not in given for place in range(longest)] for sequence, given in zip(sequences, forced)]
     )
     sampled = torch.where(policy, sequence_logprobs(sampler, tokens).detach(), 0.0)
-    return Batch(tokens, torch.tensor([len(sequence) + 1 for sequence in sequences]), policy, sampled, 0)
+    lengths = torch.tensor([len(sequence) + 1 for sequence in sequences])
+    return Batch(tokens, lengths, policy, sampled, torch.ones_like(lengths), torch.arange(len(rows)), 0)
 

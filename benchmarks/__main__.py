@@ -1,0 +1,98 @@
+"""``python -m benchmarks``: how fast the hot paths are, beside what users would run instead and what the machine allows.
+
+``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
+
+Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks import stages, tools
+from benchmarks.ceilings import ceilings
+from benchmarks.measure import Row, table
+from benchmarks.stages import Setting
+from chessrl.command import parse_settings, run_command
+from chessrl.errors import UserError, make_folder
+
+PARTS: dict[str, Callable[[Setting], list[Row]]] = {
+    "ceilings": lambda setting: ceilings(torch.device("cpu"), setting.rounds),
+    "pretrain": stages.pretraining,
+    "sample": stages.sampling,
+    "grpo": stages.grpo,
+    "score": tools.scoring,
+    "engine": tools.labelling,
+    "cache": tools.cache,
+    "startup": tools.startup,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkSettings:
+    """Keys of the command."""
+
+    part: tuple[str, ...] = tuple(PARTS)
+    rounds: int = 5
+    new: int = 128  # tokens sampled after a prompt of 128
+    peer_python: str = sys.executable  # an interpreter that has transformers and trl
+    out: str = "outputs/benchmarks"
+
+
+def main(arguments: list[str]) -> None:
+    """Measure the parts and print their table."""
+    settings = parse_settings(BenchmarkSettings, arguments)
+    if unknown := [part for part in settings.part if part not in PARTS]:
+        raise UserError(f"part={unknown[0]}: expected some of {', '.join(PARTS)}")
+    folder = make_folder(settings.out, "out")
+    setting = Setting(settings.rounds, settings.new, settings.peer_python)
+    described = machine()
+    rows: list[Row] = []
+    for part in tqdm(settings.part, unit="part"):
+        rows += PARTS[part](setting)
+        write(folder, described | {"load_after": load()}, rows)
+    print((folder / "benchmarks.md").read_text())
+
+
+def machine() -> dict[str, object]:
+    """What the figures hold for."""
+    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "load_before": load(),
+    }
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def load() -> float:
+    """Mean number of processes that wanted a core in the last minute: above ``cores`` wall times are of little use."""
+    return round(os.getloadavg()[0], 1)
+
+
+def write(folder: Path, described: dict[str, object], rows: list[Row]) -> None:
+    """All that is known so far: a part that fails takes none of the others with it."""
+    (folder / "benchmarks.json").write_text(json.dumps({"machine": described, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in described.items())
+    (folder / "benchmarks.md").write_text(f"{facts}\n\n{table(rows)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,141 @@
+"""The hot paths of the stages beside what users would run instead: a pretraining step, sampling, a whole GRPO step. The 5M preset on random ids.
+
+All completions have the same number of tokens on both sides. Ours run through the stages' own functions, so what is measured is what a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.measure import Contender, Peer, Row, compare, timed
+from benchmarks.peers import BATCH, LENGTH, PROMPT
+from chessrl.config import Config
+from chessrl.environment import Environment, build_environment
+from chessrl.launch import compose
+from chessrl.model import Transformer, build_model
+from chessrl.puzzles import Puzzle
+from chessrl.sampler import Rollout, SamplingSettings, rollout
+from chessrl.training import GIVEN, Example, accumulate_gradient, build_optimizer, optimizer_step
+from rl.sampling import Scored
+from rl.state import RlState
+from rl.train import learn
+from rl.value import Learner
+
+CPU_MICRO_BATCH = 1024  # chessrl.run's padded tokens per forward pass
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much is measured. ``new`` tokens are sampled; ``peer_python`` is the interpreter of the peers."""
+
+    rounds: int
+    new: int
+    peer_python: str
+
+
+@contextmanager
+def peers(setting: Setting, work: float, words: dict[str, Sequence[str]]) -> Iterator[list[Contender]]:
+    """The peers that are installed, by name; a line for each that is not."""
+    started = {name: Peer(setting.peer_python, own) for name, own in words.items()}
+    try:
+        for name, peer in started.items():
+            if peer.missing:
+                print(f"{name} is left out: {peer.missing}", flush=True)
+        yield [Contender(name, work, peer.lap, ours=False) for name, peer in started.items() if peer.missing is None]
+    finally:
+        for peer in started.values():
+            peer.close()
+
+
+def pretraining(setting: Setting) -> list[Row]:
+    """A training step on 8 x 256 tokens."""
+    config = compose("pretrain", ["model=5m"])
+    draw = np.random.Generator(np.random.Philox(0))
+    parts = np.r_[GIVEN, np.ones(LENGTH - 1, int)]
+    examples = [Example(draw.integers(0, 81, LENGTH), parts) for _ in range(BATCH)]
+    ours = [_warmed(f"ours, {precision}", BATCH * LENGTH, _training_step(config, precision, examples)) for precision in PRECISIONS]
+    words = {f"transformers, {name}": ["train", *name.split()] for name in ("fp32", "bf16", "bf16 compile")}
+    with peers(setting, BATCH * LENGTH, words) as others:
+        return compare("pretraining 8 x 256", "tokens/s", "1.25 (1.5)", ours + others, setting.rounds)
+
+
+def _training_step(config: Config, precision: str, examples: Sequence[Example]) -> Callable[[], None]:
+    model = build_model(config.model, seed=0, precision=precision)
+    optimizer = build_optimizer(model, config.pretrain.optimizer)
+
+    def step() -> None:
+        accumulate_gradient(model, examples, CPU_MICRO_BATCH)
+        optimizer_step(model, optimizer, 1e-3, 1.0)
+
+    return step
+
+
+def sampling(setting: Setting) -> list[Row]:
+    """64 prompts, and 16 prompts x 16 samples that share them."""
+    rows = []
+    for prompts, group, wanted in ((64, 1, "3.5 (6)"), (16, 16, "6 (10)")):
+        work = prompts * group * setting.new
+        ours = [_warmed(f"ours, {name}", work, _sampling_step(name, prompts, group, setting.new)) for name in PRECISIONS]
+        words = {f"transformers, {name}": ["generate", name, str(prompts * group), str(group), str(setting.new)] for name in PRECISIONS}
+        with peers(setting, work, words) as others:
+            rows += compare(f"sampling {prompts} x {group}", "tokens/s", wanted, ours + others, setting.rounds)
+    return rows
+
+
+def _sampling_step(precision: str, prompts: int, group: int, new: int) -> Callable[[], Rollout]:
+    model = build_model(compose("rl", ["model=5m"]).model, seed=0, precision=precision)
+    environment, ids = mates(prompts), random_prompts(prompts)
+    return lambda: sampled(model, environment, ids, group, new)
+
+
+def mates(count: int) -> Environment:
+    """So many puzzles, all alike but for their names."""
+    return build_environment([Puzzle(str(number), "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1", ("a1a8",), 0, 1, "B1") for number in range(count)])
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    """Prompts of PROMPT ids."""
+    return np.random.Generator(np.random.Philox(1)).integers(0, 81, (count, PROMPT)).tolist()
+
+
+def sampled(model: Transformer, environment: Environment, prompts: Sequence[Sequence[int]], group: int, new: int) -> Rollout:
+    """Episodes whose traces the environment keeps open until ``new - 1`` tokens, and closes there: all are of nearly equal length."""
+    settings = SamplingSettings("think", 1.0, thinking_budget=new - 1, thinking="minimum", thinking_minimum=new - 1)
+    return rollout(model, environment, range(len(prompts)), prompts, group, settings)
+
+
+def grpo(setting: Setting) -> list[Row]:
+    """A whole step of 16 prompts x 8: sampling, reference, update."""
+    prompts = 16
+    ours = [_warmed(f"ours, {name}", 1, _grpo_step(name, prompts, setting.new)) for name in PRECISIONS]
+    with peers(setting, 1, {"TRL": ["grpo", str(prompts), str(setting.new)]}) as others:
+        return compare(f"GRPO step {prompts} x 8", "steps/s", "5 (8)", ours + others, setting.rounds)
+
+
+def _grpo_step(precision: str, prompts: int, new: int) -> Callable[[], None]:
+    config = compose("rl", ["model=5m", "algorithm=grpo"])
+    config.rl.prompts = prompts
+    model, reference = (build_model(config.model, seed=0, precision=precision) for _ in range(2))
+    learner = Learner(model, None)
+    state = RlState(model, build_optimizer(learner, config.rl.optimizer), value_head=None, reference=None, labels=None)
+    environment, ids = mates(prompts), random_prompts(prompts)
+    rewards = torch.from_numpy(np.random.Generator(np.random.Philox(2)).random((prompts, config.algorithm.group)))
+
+    def step() -> None:
+        episodes = sampled(model, environment, ids, config.algorithm.group, new)
+        # The oracle and the answers are for what is logged; the update does not look at them.
+        scored = Scored(episodes, {}, rewards, rewards.flatten(), episodes.solved, episodes.moves)
+        learn(learner, state, reference.requires_grad_(False), scored, config, CPU_MICRO_BATCH, 1e-5, 1)
+
+    return step
+
+
+def _warmed(name: str, work: float, function: Callable[[], object]) -> Contender:
+    function()
+    return Contender(name, work, lambda: timed(function))

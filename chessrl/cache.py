@@ -1,0 +1,139 @@
+"""Keys and values of what a batch of sequences has read so far: what decoding attends to instead of reading it again.
+
+Two layouts. ``KVCache`` holds a whole sequence in one row: fp32, where published results fix every bit. ``SharedCache`` holds a prompt once, however
+many sequences follow it, and reads it once for all of them: bf16, where speed is wanted.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 32  # slots that a shared cache grows by: it is read whole, so that matrix products find their operands without gaps
+
+
+class KVCache:
+    """Keys and values of B sequences in shared slots: sequence b occupies slots ``start[b]`` to ``end - 1`` (left-padded), so that every
+    sequence writes its next token to slot ``end``.
+    """
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], start: Tensor, end: int):
+        self.keys = keys  # per layer (B, kv_heads, slots, head_dim)
+        self.values = values
+        self.start = start  # (B,)
+        self.end = end
+
+    @staticmethod
+    def of(kept: list[tuple[Tensor, Tensor]], lengths: Tensor) -> KVCache:
+        """The cache of right-padded prompts: ``kept`` has each layer's keys and values (B, kv_heads, T, head_dim)."""
+        length = kept[0][0].shape[2]
+        start = length - lengths
+        slots = (torch.arange(length, device=lengths.device)[None] - start[:, None]).clamp(min=0)  # slot -> position, any where padded
+        index = slots[:, None, :, None]
+        keys = [k.gather(2, index.expand_as(k)) for k, _ in kept]
+        values = [v.gather(2, index.expand_as(v)) for _, v in kept]
+        return KVCache(keys, values, start, length)
+
+    def select(self, rows: Tensor) -> KVCache:
+        """The cache of the given sequences, in that order; rows may repeat (a group shares its prompt's prefill)."""
+        return KVCache([k[rows] for k in self.keys], [v[rows] for v in self.values], self.start[rows], self.end)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more."""
+        extra = self.end + tokens - self.keys[0].shape[2]
+        if extra > 0:
+            self.keys = [F.pad(k, (0, 0, 0, extra)) for k in self.keys]
+            self.values = [F.pad(v, (0, 0, 0, extra)) for v in self.values]
+
+    def begin(self) -> Tensor:
+        """Take one more token of each sequence in: its position (B,)."""
+        if self.end >= self.keys[0].shape[2]:
+            self.reserve(self.end + 2)
+        self.mask = (torch.arange(self.end + 1, device=self.start.device)[None] >= self.start[:, None])[:, None, None]
+        self.end += 1
+        return self.end - 1 - self.start
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What the new token's queries (B, heads, 1, head_dim) gather, (B, kv_heads, heads / kv_heads, head_dim); its k and v are taken in."""
+        keys, values = self.keys[layer], self.values[layer]
+        keys[:, :, self.end - 1 : self.end] = k
+        values[:, :, self.end - 1 : self.end] = v
+        # Query heads that share a key head are this key head's queries: no expanded copy of the cache is made.
+        q = q.view(q.shape[0], keys.shape[1], -1, q.shape[-1])
+        return F.scaled_dot_product_attention(q, keys[:, :, : self.end], values[:, :, : self.end], attn_mask=self.mask)
+
+
+class SharedCache:
+    """Prompts, each held once, and B sequences that follow them; ``owner`` (B,) is the prompt of each.
+
+    A prompt's keys meet the queries of all its sequences in one matrix product; each sequence's own keys meet its own. Both parts' scores go
+    through one softmax. Keys are held transposed, so that every product has rows without gaps.
+    """
+
+    def __init__(
+        self,
+        prompts: list[tuple[Tensor, Tensor]],  # per layer keys (P, kv_heads, head_dim, T) and values (P, kv_heads, T, head_dim), right-padded
+        lengths: Tensor,  # (P,) of the prompts
+        owner: Tensor,
+        own: list[tuple[Tensor, Tensor]],  # per layer (B, kv_heads, head_dim, slots) and (B, kv_heads, slots, head_dim)
+        end: int,  # slots in use
+    ):
+        self.prompts, self.lengths, self.owner, self.own, self.end = prompts, lengths, owner, own, end
+        # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at.
+        order = owner.argsort(stable=True)
+        by_prompt = owner[order]
+        first = torch.searchsorted(by_prompt, torch.arange(len(lengths), device=owner.device))
+        rank = torch.empty_like(owner)
+        rank[order] = torch.arange(len(owner), device=owner.device) - first[by_prompt]
+        self.most = int(rank.max()) + 1
+        self.place = owner * self.most + rank
+        hidden = torch.arange(prompts[0][0].shape[-1], device=lengths.device)[None] >= lengths[:, None]
+        self.mask = torch.zeros(hidden.shape, dtype=prompts[0][0].dtype, device=lengths.device).masked_fill(hidden, -torch.inf)[:, None, None]
+
+    @staticmethod
+    def of(kept: list[tuple[Tensor, Tensor]], lengths: Tensor) -> SharedCache:
+        """The cache of right-padded prompts: ``kept`` has each layer's keys and values (P, kv_heads, T, head_dim)."""
+        prompts = [(k.transpose(2, 3).contiguous(), v.contiguous()) for k, v in kept]
+        own = [(k[..., :0].contiguous(), v[:, :, :0].contiguous()) for k, v in prompts]
+        return SharedCache(prompts, lengths, torch.arange(len(lengths), device=lengths.device), own, 0)
+
+    def select(self, rows: Tensor) -> SharedCache:
+        """The cache of the given sequences, in that order; rows may repeat. Prompts without a sequence are dropped."""
+        needed, owner = self.owner[rows].unique(return_inverse=True)
+        prompts = self.prompts if len(needed) == len(self.lengths) else [(k[needed], v[needed]) for k, v in self.prompts]
+        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end)
+
+    def reserve(self, tokens: int) -> None:
+        """Nothing: the cache grows by blocks, since all of it is read at every step."""
+
+    def begin(self) -> Tensor:
+        """Take one more token of each sequence in: its position (B,)."""
+        if self.end == self.own[0][0].shape[-1]:
+            self.own = [(F.pad(k, (0, BLOCK)), F.pad(v, (0, 0, 0, BLOCK))) for k, v in self.own]
+        self.end += 1
+        return self.lengths[self.owner] + self.end - 1
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What the new token's queries (B, heads, 1, head_dim) gather, (B, kv_heads, heads / kv_heads, head_dim); its k and v are taken in."""
+        keys, values = self.own[layer]
+        keys[..., self.end - 1] = k[:, :, 0]
+        values[:, :, self.end - 1] = v[:, :, 0]
+        q = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
+        prompt_keys, prompt_values = self.prompts[layer]
+        given = self._of_sequences(self._of_prompts(q) @ prompt_keys + self.mask)
+        written = (q @ keys)[..., : self.end]
+        weights = torch.cat([given, written], -1).softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
+        given, written = weights.split([given.shape[-1], self.end], -1)
+        gathered = self._of_sequences(self._of_prompts(given) @ prompt_values)
+        return gathered + F.pad(written, (0, values.shape[2] - self.end)) @ values
+
+    def _of_prompts(self, rows: Tensor) -> Tensor:
+        """(B, kv_heads, n, d) of sequences as (P, kv_heads, most x n, d) of prompts."""
+        table = rows.new_zeros(len(self.lengths) * self.most, *rows.shape[1:])
+        table[self.place] = rows
+        return table.view(len(self.lengths), self.most, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+    def _of_sequences(self, table: Tensor) -> Tensor:
+        """The way back."""
+        return table.unflatten(2, (self.most, -1)).transpose(1, 2).flatten(0, 1)[self.place]
