@@ -5,13 +5,14 @@
 Takes the finished RL runs below ``outputs`` from which no other run goes on, each with the policy that its first round started from. Success is exact
 (``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave unsolved,
 sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
-(1 - (1 - p0)^n). Writes ``changes.csv``, ``newly_solved.csv``, ``migration.csv``, ``costs.csv`` and the figure ``curriculum``.
+(1 - (1 - p0)^n). Exact success is that of strict spelling; ``changes.csv`` holds pass@1 of samples, in the spelling of the evaluation, beside it.
+Writes ``changes.csv``, ``newly_solved.csv``, ``migration.csv``, ``costs.csv`` and the figure ``curriculum``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.comparison import final_evaluation
-from analysis.grouped import check_same_puzzles, passk_tables
+from analysis.grouped import check_same_puzzles, passk_tables, sampled_by_puzzle
 from analysis.read import Run, read_runs
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
@@ -108,20 +109,25 @@ def success_of(run: Run, split: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Exact success (seeds, puzzles) of the policies at the end of each arm, and of their starts; ``bins`` by puzzle."""
+    """Success (seeds, puzzles) of the policies at the end of each arm, and of their starts; ``bins`` by puzzle."""
 
     after: dict[str, np.ndarray]
     before: dict[str, np.ndarray]
     bins: pd.Series
 
 
-def policies_of(arms: Mapping[str, Sequence[Chain]], split: str) -> Policies:
+def sampled_of(run: Run, split: str) -> pd.DataFrame:
+    """The same as shares of samples, in the spelling of the evaluation."""
+    return sampled_by_puzzle(final_evaluation(run, split), [1]).rename(columns={1: "p"})
+
+
+def policies_of(arms: Mapping[str, Sequence[Chain]], split: str, success: Callable[[Run, str], pd.DataFrame]) -> Policies:
     """The ends of all arms, and ``bridge alone``: the first bridge of an arm that has one, before any RL."""
     ends = {arm: [(chain.start, chain.runs[-1]) for chain in chains] for arm, chains in arms.items()}
     for chains in arms.values():
         if all(chain.runs[0].stage == "sft" for chain in chains):
             ends["bridge alone"] = [(chain.start, chain.runs[0]) for chain in chains]
-    tables = {run.run_id: success_of(run, split) for pairs in ends.values() for pair in pairs for run in pair}
+    tables = {run.run_id: success(run, split) for pairs in ends.values() for pair in pairs for run in pair}
     check_same_puzzles([*tables.items()])
     after = {arm: np.stack([tables[end.run_id]["p"] for _, end in pairs]) for arm, pairs in ends.items()}
     before = {arm: np.stack([tables[start.run_id]["p"] for start, _ in pairs]) for arm, pairs in ends.items()}
@@ -131,13 +137,13 @@ def policies_of(arms: Mapping[str, Sequence[Chain]], split: str) -> Policies:
 # ---- tables -----------------------------------------------------------------------------------------------------------------------------
 
 
-def change_tables(found: Policies, seed: int) -> pd.DataFrame:
-    """pass@k of KS minus the start's, by arm, bin and k, with nested intervals (``analysis.grouped``)."""
+def changes_table(found: Policies, ks: Sequence[int], seed: int) -> pd.DataFrame:
+    """pass@k minus the start's, by arm, bin and k, with nested intervals (``analysis.grouped``)."""
     values, bases = (
-        {arm: pass_at_k_objective(np.minimum(p, 1.0)[..., None], np.array(KS)) for arm, p in policies.items()}
+        {arm: pass_at_k_objective(np.minimum(p, 1.0)[..., None], np.array(ks)) for arm, p in policies.items()}
         for policies in (found.after, found.before)
     )
-    return passk_tables(values, bases, found.bins, KS, seed)[1]
+    return passk_tables(values, bases, found.bins, ks, seed)[1]
 
 
 def newly_solved_table(found: Policies, seed: int, samples: int = SAMPLES) -> pd.DataFrame:
@@ -229,13 +235,15 @@ def main(arguments: list[str]) -> None:
     if not any(path.name.startswith("rl-") for path in paths):
         raise UserError(f"outputs={settings.outputs}: no finished RL run is below it; give the outputs= of the sweep")
     arms = by_arm(chains_of(read_runs(paths)), settings.seeds)
-    found = policies_of(arms, settings.split)
-    changes, newly = change_tables(found, settings.seed), newly_solved_table(found, settings.seed)
+    found = policies_of(arms, settings.split, success_of)
+    sampled = changes_table(policies_of(arms, settings.split, sampled_of), [1], settings.seed).assign(success="sampled")
+    exact, newly = changes_table(found, KS, settings.seed).assign(success="exact"), newly_solved_table(found, settings.seed)
+    changes = pd.concat([exact, sampled], ignore_index=True)
     out = make_folder(settings.out, "out")
     tables = {"changes": changes, "newly_solved": newly, "migration": migration_rows(found), "costs": cost_table(arms)}
     for name, frame in tables.items():
         frame.to_csv(out / f"{name}.csv", index=False)
-    save_figure(curriculum_figure(changes, newly), out, "curriculum")
+    save_figure(curriculum_figure(exact, newly), out, "curriculum")
     shown = changes[(changes["bin"] == "all") & changes["k"].isin((1, 256))].drop(columns=["bin", "n_puzzles"])
     print(shown.to_string(index=False, float_format=lambda value: f"{value:+.4f}"))
     print(newly.to_string(index=False, float_format=lambda value: f"{value:.2f}"))

@@ -3,10 +3,11 @@
     python -m analysis.verifiers outputs=DIR out=FOLDER [split=test] [bins=B1,B2,B3]
 
 Takes the finished RL runs below ``outputs`` whose reward is the line or the engine, groups them by verifier (with seeds ``rl.seed``), and measures
-exact success of each evaluated step against the start. Writes ``rates.csv``, ``gaps.csv`` and the figure ``verifiers``. Predicted (science.md 2 and
-6.2): a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J W_G(q) in place of W_G(p) as the weight of the gradient
-of p; a plain gradient step then moves a puzzle's p by (p (1 - p))^2 times that. A verifier whose errors are fixed moves acceptance, and success
-rises at most to its precision.
+pass@1 of each evaluated step against the start: of samples, in the spelling that they were evaluated with (lenient as the reward, by default), and
+beside it exactly, which is strict spelling: a lenient reward does not keep a policy from spelling otherwise. Writes ``rates.csv``, ``gaps.csv`` and
+the figure ``verifiers``. Predicted (science.md 2 and 6.2): a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J
+W_G(q) in place of W_G(p) as the weight of the gradient of p; a plain gradient step then moves a puzzle's p by (p (1 - p))^2 times that. A verifier
+whose errors are fixed moves acceptance, and success rises at most to its precision.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from matplotlib.lines import Line2D
 
 from analysis.comparison import start_of
 from analysis.figures import DASHES, MARKERS
-from analysis.grouped import check_same_puzzles, exact_by_puzzle, passk_tables
+from analysis.grouped import check_same_puzzles, sampled_by_puzzle
 from analysis.read import Evaluation, Run, read_runs
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import axes_grid, palette, save_figure, series_legend, styled
 from chessrl.run import finished
+from chessrl.statistics import nested_differences
 from chessrl.theory_weights import group_weight
 
 ENDS = 10  # steps at either end that gaps.csv averages
@@ -90,8 +92,15 @@ def by_verifier(runs: Sequence[Run]) -> dict[Verifier, list[Run]]:
 
 
 def exact_steps(run: Run, split: str) -> dict[int, Evaluation]:
-    """Exact evaluations of the run on the split by step."""
-    return {int(each.labels["step"]): each for each in run.evaluations if each.labels["split"] == split and each.exact() is not None}
+    """Exact evaluations of the run on the split by step; of several of a step the one with most samples."""
+    found = sorted(run.evaluations, key=lambda each: each.n_samples)
+    return {int(each.labels["step"]): each for each in found if each.labels["split"] == split and each.exact() is not None}
+
+
+def success_by_puzzle(evaluation: Evaluation) -> pd.DataFrame:
+    """By puzzle (index): bin, sampled (share of its samples that solve it) and exact (strict spelling)."""
+    exact = evaluation.exact().set_index("puzzle").sort_index()
+    return exact[["bin"]].assign(exact=exact["p"].clip(upper=1.0), sampled=sampled_by_puzzle(evaluation, [1])[1])
 
 
 def predicted_rate(p: np.ndarray, verifier: Verifier, group: int) -> float:
@@ -102,7 +111,10 @@ def predicted_rate(p: np.ndarray, verifier: Verifier, group: int) -> float:
 
 
 def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Mapping[str, Run], settings: VerifierSettings) -> pd.DataFrame:
-    """One row per verifier and evaluated step: exact success less the start's, with nested interval, and the predicted rate of the start."""
+    """One row per verifier and evaluated step: pass@1 of samples less the start's, the same of exact success, and the predicted rate of the start.
+
+    Intervals are nested over seeds and puzzles.
+    """
     rows = []
     for verifier, runs in groups.items():
         starts = [start_of(run, known) for run in runs]
@@ -111,20 +123,22 @@ def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Mapping[str, Ru
         steps = sorted(set.intersection(*(set(each) for each in of_runs)))
         if None in at_start or not steps:
             raise UserError(f"{runs[0].path}: it or its start has no exact evaluation on split={settings.split}; evaluate with evaluate.exact=true")
-        bases = [exact_by_puzzle(each.exact(), [1]) for each in at_start]
+        bases = [success_by_puzzle(each) for each in at_start]
+        kept = bases[0]["bin"].isin(settings.bins or set(bases[0]["bin"])).to_numpy()
         for step in steps:
-            tables = [exact_by_puzzle(each[step].exact(), [1]) for each in of_runs]
+            tables = [success_by_puzzle(each[step]) for each in of_runs]
             check_same_puzzles([(str(run.path), table) for run, table in zip([*runs, *starts], [*tables, *bases])])
-            kept = bases[0]["bin"].isin(settings.bins or set(bases[0]["bin"])).to_numpy()
-            values, base = (np.stack([table.loc[kept, [1]].to_numpy() for table in each]) for each in (tables, bases))
-            _, changes = passk_tables({"": values}, {"": base}, bases[0]["bin"][kept], [1], settings.seed)
-            change = changes[changes["bin"] == "all"].iloc[0]
-            rate = np.nan if verifier.engine else predicted_rate(base.mean(0)[:, 0], verifier, int(runs[0].setting("algorithm.group")))
+            values, base = (np.stack([table.loc[kept, ["sampled", "exact"]].to_numpy() for table in each]) for each in (tables, bases))
+            (change, low, high), (exact, exact_low, exact_high) = nested_differences(base, values, np.random.default_rng(settings.seed))
+            each_seed = (values - base)[:, :, 0].mean(1)
+            rate = np.nan if verifier.engine else predicted_rate(base.mean(0)[:, 1], verifier, int(runs[0].setting("algorithm.group")))
             rows.append(
                 {
                     "verifier": verifier.name, "true_positive": verifier.true_positive, "false_positive": verifier.false_positive,
                     "j": np.nan if verifier.engine else verifier.true_positive - verifier.false_positive, "predicted_rate": rate, "step": step,
-                    "start": base.mean(), "success": values.mean(), **change[["difference", "ci_low", "ci_high", "seed_low", "seed_high", "seeds"]],
+                    "seeds": len(runs), "start": base[:, :, 0].mean(), "success": values[:, :, 0].mean(), "difference": change, "ci_low": low,
+                    "ci_high": high, "seed_low": each_seed.min(), "seed_high": each_seed.max(), "exact_start": base[:, :, 1].mean(),
+                    "exact_difference": exact, "exact_low": exact_low, "exact_high": exact_high,
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
@@ -170,7 +184,7 @@ def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
-    """Exact success over steps, its change at the end over the predicted rate (random errors), and reward less oracle over steps."""
+    """pass@1 over steps, its change at the end over the predicted rate (random errors), and reward less oracle over steps."""
     names = list(dict.fromkeys(rates["verifier"]))
     colours = dict(zip(names, palette(len(names))))
     predicted = rates["predicted_rate"].notna().any()
@@ -192,7 +206,7 @@ def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
         smooth = (mean["reward"] - mean["oracle"]).rolling(SMOOTHING, center=True, min_periods=1).mean()
         gap.plot(smooth.index, smooth, color=colours[name], linestyle=DASHES[place // 10 % len(DASHES)])
     success.set_xlabel("RL step")
-    success.set_ylabel("change of exact pass@1 (points)")
+    success.set_ylabel("change of pass@1 (points)")
     if predicted:
         panels[1].set_xlabel("predicted rate (1: no errors)")
         panels[1].set_ylabel("change at the last step (points)")

@@ -98,7 +98,7 @@ def test_a_chain_of_rounds_is_compared_with_the_policy_that_its_first_round_bega
     curriculum.main([f"outputs={root}", f"out={tmp_path / 'out'}"])
     changes, newly, costs = (pd.read_csv(tmp_path / "out" / f"{name}.csv") for name in ("changes", "newly_solved", "costs"))
     assert set(newly["arm"]) == {"shuffled", "boundary", "bridge alone"} and (newly["puzzles"] == PUZZLES).all()
-    at_one = changes[(changes["bin"] == "all") & (changes["k"] == 1)].set_index("policy")["difference"]
+    at_one = changes[(changes["bin"] == "all") & (changes["k"] == 1) & (changes["success"] == "exact")].set_index("policy")["difference"]
     start = success_of("start", 0).mean()
     for arm, lift in (("shuffled", 0.2), ("boundary", 0.4), ("bridge alone", 0.1)):
         assert at_one[arm] == pytest.approx(success_of("start", lift).mean() - start)
@@ -156,8 +156,11 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
     verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
     rates, gaps = (pd.read_csv(tmp_path / "out" / f"{name}.csv").set_index("verifier") for name in ("rates", "gaps"))
     assert rates.index.tolist() == ["TPR 1, FPR 0", "TPR 0.3, FPR 0.7"] and rates["j"].tolist() == pytest.approx([1.0, -0.4])
-    for name, lift in zip(rates.index, lifts.values()):
-        assert rates.loc[name, "difference"] == pytest.approx((success_of("start", lift) - success_of("start", 0)).mean())
+    for (rates_of, name), lift in zip(zip(lifts, rates.index), lifts.values()):
+        assert rates.loc[name, "exact_difference"] == pytest.approx((success_of("start", lift) - success_of("start", 0)).mean())
+        files = [next((tmp_path / run).glob("evaluations/*/samples.parquet")) for run in (f"rl-{rates_of[0]}0", "sft-start")]
+        shares = [pd.read_parquet(file)["solved"].mean() for file in files]
+        assert rates.loc[name, "difference"] == pytest.approx(shares[0] - shares[1])
     assert rates["predicted_rate"].iloc[0] == pytest.approx(1) and rates["predicted_rate"].iloc[1] < 0
     assert gaps["gap_change"].tolist() == pytest.approx([0.4, 0.4])  # means over steps 21-30 and 1-10
 
