@@ -12,7 +12,7 @@ from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, read_prefixes, slice_table
 from analysis.evidence_figures import prefixes_figure, verifiers_figure
 from analysis.read import Run
-from analysis.readiness import Check, EvidenceSettings, at_least, at_most, missing, stated
+from analysis.readiness import Check, EvidenceSettings, at_least, at_most, enough, missing, stated
 from analysis.reward_sources import BASELINES, drift_table, entropy_law, last_evaluation, reward_differences, reward_table, solved_share, trained_runs
 from analysis.sections import Section
 from analysis.verifier_audit import REWARD_PARTS, alternative_table, attack_rates, gap_rise, gap_table, read_audits, training_verifier, verifier_table
@@ -109,8 +109,7 @@ def rewards(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
             name = f"pass@1 of {settings.accuracy} less {baseline}"
             source = "tables/reward_differences.csv"
             checks.append(at_least(3, f"setup {row.setup}", name, row.difference, row.ci_low, row.ci_high, 0.0, source))
-            enough = row.seeds >= settings.seeds
-            checks.append(stated(3, f"setup {row.setup}", f"seeds of both, {baseline}", str(row.seeds), f"at least {settings.seeds}", enough, source))
+            checks.append(enough(3, f"setup {row.setup}", f"seeds of both, {baseline}", row.seeds, settings.seeds, source))
     text = "pass@1 of RL runs by what they were paid for, beside the policy they started from; runs of one setup differ in reward and seed alone."
     return [
         Section("reward_sources", "Reward sources", text, "evaluations/*/samples.parquet", table, notes=tuple(notes)),
@@ -243,9 +242,7 @@ def person(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gener
         for kind in kinds:
             tables[kind].append(read[kind] if "run" in read[kind] else read[kind].assign(run=run.run_id))
         headline, line = read["headline"].iloc[0], read["agreement"].set_index("verifier").loc["line"]
-        enough = headline["judged"] >= settings.judged
-        judged = str(int(headline["judged"]))
-        checks.append(stated(7, run.label, "answers judged", judged, f"at least {settings.judged}", enough, "tables/human_headline.csv"))
+        checks.append(enough(7, run.label, "answers judged", int(headline["judged"]), settings.judged, "tables/human_headline.csv"))
         agreement = (line["agreement"], line["ci_low"], line["ci_high"])
         checks.append(at_least(7, run.label, "agreement with the verifier", *agreement, settings.agreement, "tables/human_agreement.csv"))
         found = f"{headline['headline']:.3f} against {headline['corrected']:.3f} [{headline['ci_low']:.3f}, {headline['ci_high']:.3f}]"

@@ -98,6 +98,11 @@ def _bounded(
     return Check(point, about, name, found, f"{asked}, with its interval", SHOWN if value_holds else FAILED, source)
 
 
+def enough(point: int, about: str, name: str, count: int, bound: int, source: str) -> Check:
+    """Too few are not a failure, but not measured well enough."""
+    return Check(point, about, name, str(count), f"at least {bound}", SHOWN if count >= bound else NOT_MEASURED, source)
+
+
 def stated(point: int, about: str, name: str, found: str, asked: str, holds: bool, source: str) -> Check:
     """A check without an interval: a count, or a fact."""
     return Check(point, about, name, found, asked, SHOWN if holds else FAILED, source)

@@ -294,7 +294,7 @@ def test_evidence_is_the_same_twice_and_holds_what_was_planted(tmp_path, capsys)
     assert verdict["precision of line"] == FAILED and verdict["best attack on line: mate_claim"] == SHOWN
     assert verdict["logged looks at the private split"] == SHOWN
     rewards = checks[checks["point"] == 3].set_index("name")["verdict"]
-    assert rewards["pass@1 of line less random"] == SHOWN and rewards["seeds of both, random"] == FAILED, "one seed is no three"
+    assert rewards["pass@1 of line less random"] == SHOWN and rewards["seeds of both, random"] == NOT_MEASURED, "one seed is no three"
     assert rewards["pass@1 of line less format"] == NOT_MEASURED
     html = pages[0]["readiness.html"].decode()
     assert "http://" not in html and all(f"{number}. " in html for number in range(1, 8)) and "precision of line" in html
@@ -304,3 +304,17 @@ def test_evidence_is_the_same_twice_and_holds_what_was_planted(tmp_path, capsys)
 def test_runs_without_rl_make_no_claim(tmp_path):
     with pytest.raises(UserError, match="no RL run"):
         gather(EvidenceSettings(runs=(str(write_run(tmp_path, "sft-1", 0.2)),), out=""))
+
+
+def test_a_person_who_agrees_is_shown_and_one_who_does_not_fails(tmp_path):
+    run = write_run(tmp_path, "rl-1", 0.4)
+    sheet = write_audit(run, verdict_rows([(True, True)] * 4, 4)) / "sheet"
+    sheet.mkdir()
+    pd.DataFrame(columns=["cause", "verifier", "judged", "items", "which"]).to_csv(sheet / "disagreements.csv", index=False)
+    for agreed, low, corrected, verdict in ((98, 0.93, 0.4, SHOWN), (60, 0.5, 0.1, FAILED)):
+        row = {"verifier": "line", "judged": 100, "agreed": agreed, "agreement": agreed / 100, "ci_low": low, "ci_high": 0.99}
+        pd.DataFrame([row]).to_csv(sheet / "agreement.csv", index=False)
+        row = {"run": "rl-1", "headline": 0.4, "corrected": corrected, "ci_low": corrected - 0.05, "ci_high": corrected + 0.05, "judged": 100}
+        pd.DataFrame([row]).to_csv(sheet / "headline.csv", index=False)
+        _, checks = gather(EvidenceSettings(runs=(str(run),), out=""))
+        assert verdict_of([check for check in checks if check.point == 7]) == verdict
