@@ -19,7 +19,7 @@ from chessrl import world
 from chessrl.config import AlgorithmConfig
 from chessrl.errors import UserError
 from chessrl.launch import compose
-from chessrl.tiers import expected_null
+from chessrl.tiers import newly_solved_exactly
 from rl.tabular_policy import move_table, success
 from rl.tabular_update import expected_step, noisy_reward
 from tests import tiny
@@ -49,7 +49,8 @@ def test_newly_solved_lost_and_their_nulls_equal_all_outcomes_enumerated():
             counts["lost"] += chance * (solved and not now)
             counts["lost_null"] += chance * (solved and not again)
     assert {name: row[name] for name in counts} == pytest.approx(counts)
-    assert (row["unsolved"], row["null"]) == pytest.approx(expected_null(before, 3))
+    elsewhere = newly_solved_exactly(before, after, 3)
+    assert (row["unsolved"], row["null"], row["newly_solved"]) == pytest.approx((elsewhere.unsolved, elsewhere.null, elsewhere.solved))
     assert row["excess"] == pytest.approx(counts["newly_solved"] - counts["null"])
     assert row["net"] == pytest.approx(counts["newly_solved"] - counts["lost"])
 
