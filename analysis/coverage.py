@@ -13,20 +13,8 @@ import numpy as np
 
 from analysis.resampling import HIGH, LOW, Weights, interval, ratio_intervals
 from chessrl.statistics import Interval
-from chessrl.theory_weights import pass_at_k_objective
 
 CELLS = ("both", "base only", "RL only", "neither")
-
-
-def exact_pass_at_k(success: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """(puzzles, ks): 1 - (1 - p)^k of known success probabilities, stable for k up to 10^6 and p down to 10^-300.
-
-    Raises ValueError for a p outside [0, 1] (rounding above 1 is taken as 1) or a k below 1.
-    """
-    success, ks = np.asarray(success, np.float64), np.asarray(ks)
-    if (success < 0).any() or (success > 1 + 1e-6).any() or (ks < 1).any():
-        raise ValueError("exact pass@k needs probabilities in [0, 1] and k >= 1")
-    return pass_at_k_objective(np.minimum(success, 1.0)[:, None], ks)
 
 
 # ---- crossover --------------------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.coverage import exact_pass_at_k
 from analysis.read import Evaluation
 from chessrl.errors import UserError
 from chessrl.statistics import nested_differences, nested_means, pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
 
 
 def sampled_by_puzzle(evaluation: Evaluation, ks: Sequence[int]) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def sampled_by_puzzle(evaluation: Evaluation, ks: Sequence[int]) -> pd.DataFrame
 def exact_by_puzzle(exact: pd.DataFrame, ks: Sequence[int]) -> pd.DataFrame:
     """The same of known success probabilities, the table of ``Evaluation.exact``: 1 - (1 - p)^k."""
     table = exact.set_index("puzzle").sort_index()
-    return table[["bin"]].join(pd.DataFrame(exact_pass_at_k(table["p"].to_numpy(), ks), index=table.index, columns=list(ks)))
+    return table[["bin"]].join(pd.DataFrame(pass_at_k_objective(table["p"].to_numpy()[:, None], ks), index=table.index, columns=list(ks)))
 
 
 def check_same_puzzles(tables: Sequence[tuple[str, pd.DataFrame]]) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.chains import Checkpoint
-from analysis.coverage import exact_pass_at_k, majority_at_k
+from analysis.coverage import majority_at_k
 from analysis.read import Evaluation
 from analysis.resampling import Weights
 from chessrl.errors import UserError
 from chessrl.statistics import pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
 
 EXACT_KS = (*(2**power for power in range(13)), 10**4, 10**5, 10**6)
 KINDS = ("exact", "sampled, strict", "sampled, lenient")
@@ -42,7 +43,7 @@ class Success:
     def pass_at(self, ks: Sequence[int]) -> np.ndarray:
         """(seeds, P, ks). Raises ValueError for a k above n."""
         if not self.samples:
-            return np.stack([exact_pass_at_k(of_seed, ks) for of_seed in self.values])
+            return np.stack([pass_at_k_objective(of_seed[:, None], ks) for of_seed in self.values])
         return np.stack([pass_at_k(self.samples, self.values, k) for k in ks], axis=-1)
 
     def only(self, mask: np.ndarray) -> Success:

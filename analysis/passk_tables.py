@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.chains import Checkpoint
-from analysis.coverage import CELLS, coverage_cells, crossover, delta_se, exact_pass_at_k, matched_samples, newly_solved
+from analysis.coverage import CELLS, coverage_cells, crossover, delta_se, matched_samples, newly_solved
 from analysis.passk_data import Success, common, majority
 from analysis.read import Run
 from analysis.resampling import Weights, interval, ratio_intervals
 from chessrl.errors import UserError
 from chessrl.statistics import bootstrap_means, nested_differences, nested_means
+from chessrl.theory_weights import pass_at_k_objective
 
 SE_K = 256  # of Delta_SE
 LEAST_PUZZLES = 20  # of a theme that is shown
@@ -39,7 +40,7 @@ def reference_rows(facts: pd.DataFrame, ks: Sequence[int], seed: int) -> list[di
     engines = [name for name in facts if str(name).startswith("stockfish_") and facts[name].notna().all()]
     for name, mask in [("all", np.ones(len(facts), bool)), *((name, (facts["bin"] == name).to_numpy()) for name in sorted(set(facts["bin"])))]:
         part = facts[mask]
-        curves = [(UNIFORM, "exact", list(ks), exact_pass_at_k(part["uniform"].to_numpy(), ks))]
+        curves = [(UNIFORM, "exact", list(ks), pass_at_k_objective(part["uniform"].to_numpy()[:, None], ks))]
         curves += [(_engine_name(engine), "played", [1], part[[engine]].to_numpy()) for engine in engines]
         for policy, kind, places, values in curves:
             for k, (point, low, high) in zip(places, bootstrap_means(values, np.random.default_rng(seed))):
@@ -195,7 +196,7 @@ def floor_table(found: Sequence[Success], facts: pd.DataFrame, seed: int) -> pd.
         ks = [k for k in (1, 4, 16, 64, 256, 1024) if not success.samples or k <= success.samples]
         for name, mask in success.masks():
             part = success.only(mask)
-            floor = exact_pass_at_k(facts.loc[part.puzzles, "uniform"].to_numpy(), ks)
+            floor = pass_at_k_objective(facts.loc[part.puzzles, "uniform"].to_numpy()[:, None], ks)
             values, weights = part.pass_at(ks), part.weights(seed)
             for at, k in enumerate(ks):
                 left = np.broadcast_to(1 - floor[:, at], values.shape[:2])

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.coverage import exact_pass_at_k
 from analysis.read import Evaluation, Run, read_runs
 from analysis.rl_laws import POINT_COLUMNS
 from chessrl.errors import UserError
 from chessrl.runs import load_runs
 from chessrl.statistics import pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
 
 CELL_COLUMNS = ("run", "parameters", "tokens", "loss")
 SUCCESS_COLUMNS = ("run", "parameters", "tokens", "loss", "rl_flops", "step", "puzzle", "bin", "success")
@@ -147,7 +147,7 @@ def _exact(evaluation: Evaluation, k: int) -> pd.DataFrame | None:
     if exact is None:
         return None
     exact = exact.sort_values("puzzle", ignore_index=True)
-    return exact[["puzzle", "bin"]].assign(success=exact_pass_at_k(exact["p"].to_numpy(), [k])[:, 0])
+    return exact[["puzzle", "bin"]].assign(success=pass_at_k_objective(exact["p"].to_numpy(), k))
 
 
 def _sampled(evaluation: Evaluation, k: int) -> pd.DataFrame | None:

@@ -10,23 +10,24 @@ import pytest
 from analysis import coverage
 from analysis.resampling import Weights
 from chessrl.statistics import pass_at_k
+from chessrl.theory_weights import pass_at_k_objective
 
 
 def test_exact_pass_at_k_is_stable_at_a_million_samples() -> None:
-    values = coverage.exact_pass_at_k(np.array([0.0, 1e-9, 1e-6, 0.5, 1.0]), [1, 1_000_000])
+    values = pass_at_k_objective(np.array([0.0, 1e-9, 1e-6, 0.5, 1.0])[:, None], [1, 1_000_000])
     with localcontext() as context:
         context.prec = 60
         rare = [float(1 - (1 - Decimal(p)) ** 1_000_000) for p in ("1e-9", "1e-6")]
     expected = [[0, 0], [1e-9, rare[0]], [1e-6, rare[1]], [0.5, 1], [1, 1]]
     np.testing.assert_allclose(values, expected, rtol=1e-12)
     with pytest.raises(ValueError, match="probabilities"):
-        coverage.exact_pass_at_k(np.array([1.1]), [1])
+        pass_at_k_objective(np.array([1.1]), 1)
 
 
 def test_the_unbiased_estimator_has_the_exact_value_as_its_mean() -> None:
     p, n, k = 0.23, 12, 5
     mean = sum(comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
-    assert mean == pytest.approx(coverage.exact_pass_at_k(np.array([p]), [k])[0, 0])
+    assert mean == pytest.approx(pass_at_k_objective(p, k))
 
 
 def test_a_planted_crossover_is_found() -> None:
@@ -35,7 +36,7 @@ def test_a_planted_crossover_is_found() -> None:
     ks = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     base = np.where(np.arange(400) < 240, 0.08, 0.0)
     trained = np.where(np.arange(400) < 200, 0.9, 0.0)
-    curves = [coverage.exact_pass_at_k(policy, ks) for policy in (base, trained)]
+    curves = [pass_at_k_objective(policy[:, None], ks) for policy in (base, trained)]
     weights = Weights.draw(400, 1, rng)
     curves = [curve[None] for curve in curves]  # one seed
     found = coverage.crossover(*curves, ks, weights)
@@ -85,14 +86,14 @@ def test_a_base_trained_on_nothing_new_shows_the_null_alone() -> None:
     rng = np.random.default_rng(0)
     p = 10 ** rng.uniform(-4, 0, 40_000)
     counts = rng.binomial(1024, p)
-    again = coverage.exact_pass_at_k(p, [256])[:, 0]
+    again = pass_at_k_objective(p, 256)
     base, twice = (pass_at_k(np.full(len(p), 1024), counts, k)[None] for k in (256, 512))
     weights = Weights.draw(len(p), 1, rng, resamples=50)
     found = coverage.newly_solved(base, twice, again[None], weights)
     assert found["null"][0] == pytest.approx(0.214, abs=0.01)
     assert found["newly_solved"][0] == pytest.approx(found["null"][0], abs=0.02)
     assert found["excess"][1] < 0.005 and found["excess"][2] > -0.005
-    exact = coverage.newly_solved(*(coverage.exact_pass_at_k(p, [k])[None, :, 0] for k in (256, 512, 256)), weights)
+    exact = coverage.newly_solved(*(pass_at_k_objective(p, k)[None] for k in (256, 512, 256)), weights)
     assert exact["excess"][0] == pytest.approx(0, abs=1e-12)  # the base is the trained policy
     assert exact["null"][0] == pytest.approx(0.214, abs=0.003)
 
