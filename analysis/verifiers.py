@@ -158,9 +158,9 @@ def gap_curves(groups: Mapping[Verifier, Sequence[Run]]) -> pd.DataFrame:
 
 
 def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """One row per verifier: reward, oracle, their gap and the oracle's share of the reward over the first and the last ENDS steps.
+    """One row per verifier: reward, oracle, their gap and ratio over the first and the last ENDS steps.
 
-    Means over seeds; the change of the gap also for the lowest and the highest seed. The share is the verifier's precision where it refuses nothing
+    Means over seeds; the change of the gap also for the lowest and the highest seed. Their ratio is the verifier's precision where it refuses nothing
     that is right.
     """
     rows = []
@@ -173,7 +173,7 @@ def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
             means = part.groupby("seed")[["reward", "oracle"]].mean()
             gaps.append(means["reward"] - means["oracle"])
             row |= {f"reward_{name}": means["reward"].mean(), f"oracle_{name}": means["oracle"].mean(), f"gap_{name}": gaps[-1].mean()}
-            row[f"precision_{name}"] = means["oracle"].mean() / means["reward"].mean()
+            row[f"oracle_over_reward_{name}"] = means["oracle"].mean() / means["reward"].mean()
         growth = gaps[1] - gaps[0]
         rows.append(row | {"gap_change": growth.mean(), "gap_change_low": growth.min(), "gap_change_high": growth.max()})
     return pd.DataFrame(rows)

@@ -188,4 +188,4 @@ def test_gaps_by_hand():
     table = gaps_table(pd.DataFrame(rows, columns=["verifier", "step", "seed", "reward", "oracle"])).iloc[0]
     assert (table["reward_first"], table["reward_last"], table["gap_first"]) == pytest.approx((0.55, 0.75, 0.35))
     assert (table["gap_change"], table["gap_change_low"], table["gap_change_high"]) == pytest.approx((0.2, 0.2, 0.2))
-    assert table["precision_last"] == pytest.approx(0.2 / 0.75)
+    assert table["oracle_over_reward_last"] == pytest.approx(0.2 / 0.75)
