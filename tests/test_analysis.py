@@ -23,7 +23,7 @@ from chessrl.statistics import FAILURES, comparison_table, passk_table, rates_ta
 PUZZLES, ENGINE_PUZZLES, SAMPLES, KS = 90, 60, 16, (1, 2, 4, 8, 16)
 SKILL = {"pretrain": 0.06, "sft": 0.35, "rl": 0.5}
 FIGURES = {
-    "loss_pretrain", "loss_sft", "reward", "passk", "bins", "comparisons", "failures", "legal", "verifiers",
+    "loss_pretrain", "loss_sft", "reward", "rl_verifier", "passk", "bins", "comparisons", "failures", "legal", "verifiers",
     "reach", "crossover", "coverage", "newly_solved", "budgets", "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
 }  # fmt: skip
 CONFIG = """world:
@@ -94,6 +94,7 @@ def metric_lines(stage: str, seed: int) -> list[dict]:
         if stage == "rl":
             line |= {
                 "reward": 0.4 + 0.15 * share + rng.normal(0, 0.04), "reward_std": 0.3, "reward/line": 0.4 + 0.15 * share,
+                "reward/verifier": 0.4 + 0.15 * share, "reward/oracle": 0.38 + 0.15 * share, "reward/gap": 0.02,
                 "frac_reward_zero_std": 0.2 + 0.2 * share + rng.normal(0, 0.03), "kl": 0.03 * share,
                 "entropy": 0.5 - 0.2 * share + rng.normal(0, 0.01), "completions/mean_length": 30 + 3 * share + rng.normal(0, 1),
                 "completions/mean_length_correct": 28 + 3 * share + rng.normal(0, 1),
