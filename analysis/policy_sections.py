@@ -145,8 +145,7 @@ def _quality_section(runs: Sequence[Run], pooled: Sequence[Pooled], steps: Seque
     text = (
         "Does mass go to better moves? Mean probability before and after of the moves by how much expected score they lose against the best "
         "one, as the engine judges (Stockfish 15.1's win, draw and loss model). Every mate is worth 1, so among mates the best moves are the "
-        "shortest, "
-        "and slower ones are 'equal'."
+        "shortest, and slower ones are 'equal'."
     )
     lost = [[read_quality(runs, part.puzzle, part.decision, part.legal.shape[1]) for part in pair.seeds] for pair in pooled]
     table = quality_table(pooled, lost, QUALITY, settings.seed)
