@@ -115,6 +115,13 @@ def steps_of(found: Sequence[Checkpoint]) -> list[Step]:
     return steps
 
 
+def startless(found: Sequence[Checkpoint], steps: Sequence[Step]) -> list[str]:
+    """A sentence naming the checkpoints that are neither a step's start nor its end, if there are any."""
+    used = {label for step in steps for label in (step.start.label, step.later.label)}
+    alone = [item.label for item in found if item.label not in used]
+    return [f"Compared with none, since the policy that it began from is not in runs= or not measured alike: {', '.join(alone)}."] if alone else []
+
+
 def _matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:
     """The start with one run for each of the later's, in their order."""
     places = [next(at for at, parent in enumerate(start.runs) if parent.run_id in run.parents) for run in later.runs]

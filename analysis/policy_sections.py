@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import policy_figures
-from analysis.chains import Checkpoint, Step, checkpoints, steps_of
+from analysis.chains import Checkpoint, Step, checkpoints, startless, steps_of
 from analysis.policies import pair_of, read_policy
 from analysis.puzzle_tables import BEST, QUALITY_COMMAND, read_quality
 from analysis.read import Run
@@ -52,7 +52,7 @@ def policy_sections(runs: Sequence[Run], tabular: Sequence[Path], settings: Anal
         return [Section("sharpening", "Sharpening", "What did training do to the policy?", SOURCE, pd.DataFrame(), None, (note,), QUESTION)]
     read = cache(read_policy)
     pooled, notes = pooled_steps(steps, settings, read)
-    notes = [*notes, *_given(found)]
+    notes = [*notes, *startless(found, steps), *_given(found)]
     if not pooled:
         return [Section("sharpening", "Sharpening", "What did training do to the policy?", SOURCE, pd.DataFrame(), None, tuple(notes), QUESTION)]
     table = sharpening_table(pooled, settings.seed)

@@ -253,6 +253,12 @@ def test_sections_of_seeded_runs_hold_known_powers_and_say_what_is_missing(chain
     assert len(sections["policy_traces"].figure.axes) == 2
 
 
+def test_a_policy_whose_start_is_not_among_the_runs_is_named(chain: list[Path]) -> None:
+    sections = {section.name: section for section in policy_sections(read_runs([chain[0], chain[1], chain[3]]), [], AnalysisConfig())}
+    notes = " ".join(sections["sharpening"].notes)
+    assert "not in runs=" in notes and "RL 1bbbbb 100" in notes and "RL 0bbbbb 100" not in notes
+
+
 def test_without_measured_policies_the_section_names_the_command(chain: list[Path], tmp_path: Path) -> None:
     run = write_run(tmp_path, "rl-3c4d5e6f", {}, seed=3)
     (section,) = policy_sections(read_runs([run]), [], AnalysisConfig())
