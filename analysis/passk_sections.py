@@ -285,10 +285,9 @@ def _floor_section(drawn: Sequence[Success], facts: pd.DataFrame | None, setting
 def _plies_section(runs: Sequence[Run]) -> Section:
     parts = []
     for run in runs:
-        for evaluation in run.evaluations:
-            path = evaluation.folder / "games.csv"
-            if path.is_file():
-                parts.append(pd.read_csv(path).assign(policy=run.label))
+        files = [evaluation.folder / "games.csv" for evaluation in run.evaluations]
+        of_run = [pd.read_csv(path).assign(policy=run.label) for path in files if path.is_file()]
+        parts += sorted(of_run, key=lambda table: table["games"].max())[-1:]  # of most games
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return _section(
         "plies", "Legal play by ply on held-out games",
