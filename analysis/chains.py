@@ -68,7 +68,7 @@ def experiments(runs: Sequence[Run]) -> list[list[Run]]:
 def checkpoints(runs: Sequence[Run], file: str) -> list[Checkpoint]:
     """Every policy whose evaluations hold ``file``: by experiment and step, on the split most runs share.
 
-    Of several evaluations of one policy that at temperature 1 is taken, then the one of most puzzles and samples. A step that not every seed has,
+    Of several evaluations of one policy ``_preference`` takes one. A step that not every seed has,
     or seeds evaluated under different settings, make checkpoints of their own.
     """
     having = [(run, evaluation) for run in runs for evaluation in run.evaluations if (evaluation.folder / file).is_file()]
@@ -96,10 +96,17 @@ def checkpoints(runs: Sequence[Run], file: str) -> list[Checkpoint]:
     return found
 
 
+def _preference(item: Evaluation) -> tuple[bool, bool, bool, int, int, str]:
+    """Judged by the line, thinking as long as the policy likes, at temperature 1; then most puzzles, most samples."""
+    as_trained = str(item.labels["protocol"]) in ("game", "answer", "think")
+    at_one = item.labels["temperature"] == 1.0
+    return item.labels["verifier"] == "line", as_trained, at_one, item.n_puzzles, item.n_samples, item.folder.name
+
+
 def _by_step(run: Run, file: str, split: object) -> dict[int, Evaluation]:
     """The best evaluation of each step of a run; of a stage other than RL the last step alone."""
     usable = [item for item in run.evaluations if item.labels["split"] == split and (item.folder / file).is_file()]
-    usable.sort(key=lambda item: (item.labels["temperature"] == 1.0, item.n_puzzles, item.n_samples, item.folder.name))
+    usable.sort(key=_preference)
     by_step = {int(item.labels["step"]): item for item in usable}
     return by_step if run.stage == "rl" else dict(sorted(by_step.items())[-1:])
 
@@ -113,6 +120,13 @@ def steps_of(found: Sequence[Checkpoint]) -> list[Step]:
                 steps.append(Step(_matched(start, later), later))
                 break
     return steps
+
+
+def startless(found: Sequence[Checkpoint], steps: Sequence[Step]) -> list[str]:
+    """A sentence naming the checkpoints that are neither a step's start nor its end, if there are any."""
+    used = {label for step in steps for label in (step.start.label, step.later.label)}
+    alone = [item.label for item in found if item.label not in used]
+    return [f"Compared with none, since the policy that it began from is not in runs= or not measured alike: {', '.join(alone)}."] if alone else []
 
 
 def _matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:

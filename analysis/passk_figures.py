@@ -173,7 +173,7 @@ def lines_figure(
             _samples_axis(axes, table[table[panel] == of_panel][x].tolist(), name)
         else:
             axes.set_xlabel(name)
-        axes.set_ylim(min(0.0, 1.05 * table["ci_low"].min()), min(1.02, max(0.05, 1.05 * table["ci_high"].max())))
+        axes.set_ylim(max(-1.0, min(0.0, 1.05 * table["ci_low"].min())), min(1.02, max(0.05, 1.05 * table["ci_high"].max())))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_title("all puzzles" if of_panel == "all" else str(of_panel))
         if place % 3 == 0:

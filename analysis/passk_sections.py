@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import passk_figures, passk_tables
-from analysis.chains import Checkpoint, checkpoints, steps_of
+from analysis.chains import Checkpoint, checkpoints, startless, steps_of
 from analysis.passk_data import Success, exact_success, sampled_success
 from analysis.puzzle_tables import COMMAND as FACTS_COMMAND
 from analysis.puzzle_tables import puzzle_facts
@@ -45,7 +45,7 @@ def passk_sections(runs: Sequence[Run], settings: AnalysisConfig) -> list[Sectio
     pairs, final_pairs = _pairs(lenient, exact)
     return [
         _reach_section(drawn, lenient, strict, facts, notes, settings),
-        _crossover_section(pairs, settings),
+        _crossover_section(pairs, startless(sampled_at, steps_of(sampled_at)), settings),
         _section(
             "coverage", "Coverage: both, base only, RL only, neither",
             "Which puzzles do k samples of each policy solve? Expected shares for two independent sets of k samples; 'base only' is what training "
@@ -145,9 +145,9 @@ def _reach_section(
     )  # fmt: skip
 
 
-def _crossover_section(pairs: Sequence[tuple[Success, Success]], settings: AnalysisConfig) -> Section:
+def _crossover_section(pairs: Sequence[tuple[Success, Success]], alone: list[str], settings: AnalysisConfig) -> Section:
     table = passk_tables.crossover_table(pairs, settings.seed)
-    notes = []
+    notes = list(alone) if pairs else []
     for row in table[table["bin"] == "all"].itertuples() if len(table) else ():
         reached = f"at k = {row.crossover_k:,.0f}" if row.crossover_k < float("inf") else f"nowhere up to k = {row.largest_k:,}"
         bounds = " to ".join(f"{k:,.0f}" if k < float("inf") else "none" for k in (row.k_low, row.k_high))
@@ -275,7 +275,7 @@ def _floor_section(drawn: Sequence[Success], facts: pd.DataFrame | None, setting
         "floor", "Beyond uniform legal play",
         "How much of a large pass@k is chance? Of what k random legal players would leave unsolved, the share that the policy solves beyond them: "
         "sum (v − f) / sum (1 − f) over puzzles, with pass@k v of the policy and f of uniform legal play; below 0 the policy reaches less "
-        "than chance. Where chance leaves less than 2 % of the puzzles no ratio is given.",
+        "than chance (drawn down to −100 %). Where chance leaves less than 2 % of the puzzles no ratio is given.",
         f"{EXACT} or {SAMPLES}, {FACTS}", table,
         lambda rows: passk_figures.lines_figure(rows, "bin", "k", "policy", "samples k", value="excess", y="excess over uniform play"), (),
         f"The success of uniform legal play on these puzzles is in no table: {FACTS_COMMAND} writes it.",
@@ -285,10 +285,9 @@ def _floor_section(drawn: Sequence[Success], facts: pd.DataFrame | None, setting
 def _plies_section(runs: Sequence[Run]) -> Section:
     parts = []
     for run in runs:
-        for evaluation in run.evaluations:
-            path = evaluation.folder / "games.csv"
-            if path.is_file():
-                parts.append(pd.read_csv(path).assign(policy=run.label))
+        files = [evaluation.folder / "games.csv" for evaluation in run.evaluations]
+        of_run = [pd.read_csv(path).assign(policy=run.label) for path in files if path.is_file()]
+        parts += sorted(of_run, key=lambda table: table["games"].max())[-1:]  # of most games
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return _section(
         "plies", "Legal play by ply on held-out games",

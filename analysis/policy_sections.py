@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import policy_figures
-from analysis.chains import Checkpoint, Step, checkpoints, steps_of
+from analysis.chains import Checkpoint, Step, checkpoints, startless, steps_of
 from analysis.policies import pair_of, read_policy
 from analysis.puzzle_tables import BEST, QUALITY_COMMAND, read_quality
 from analysis.read import Run
@@ -52,7 +52,7 @@ def policy_sections(runs: Sequence[Run], tabular: Sequence[Path], settings: Anal
         return [Section("sharpening", "Sharpening", "What did training do to the policy?", SOURCE, pd.DataFrame(), None, (note,), QUESTION)]
     read = cache(read_policy)
     pooled, notes = pooled_steps(steps, settings, read)
-    notes = [*notes, *_given(found)]
+    notes = [*notes, *startless(found, steps), *_given(found)]
     if not pooled:
         return [Section("sharpening", "Sharpening", "What did training do to the policy?", SOURCE, pd.DataFrame(), None, tuple(notes), QUESTION)]
     table = sharpening_table(pooled, settings.seed)
@@ -145,8 +145,7 @@ def _quality_section(runs: Sequence[Run], pooled: Sequence[Pooled], steps: Seque
     text = (
         "Does mass go to better moves? Mean probability before and after of the moves by how much expected score they lose against the best "
         "one, as the engine judges (Stockfish 15.1's win, draw and loss model). Every mate is worth 1, so among mates the best moves are the "
-        "shortest, "
-        "and slower ones are 'equal'."
+        "shortest, and slower ones are 'equal'."
     )
     lost = [[read_quality(runs, part.puzzle, part.decision, part.legal.shape[1]) for part in pair.seeds] for pair in pooled]
     table = quality_table(pooled, lost, QUALITY, settings.seed)

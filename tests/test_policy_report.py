@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from analysis.transitions import Layout, Pooled, puzzle_sums, sharpening_table, 
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 from tests.policy_files import made_up, sharpened, write_policy
-from tests.test_analysis import make_samples, write_evaluation, write_run
+from tests.test_analysis import PUZZLES, make_samples, write_evaluation, write_run
 
 STATES = 60
 SOLVING = [state % 3 for state in range(STATES)]
@@ -241,6 +242,15 @@ def test_runs_that_differ_in_seeds_alone_are_one_experiment_and_steps_follow_the
     assert [run.run_id for run in steps[0].start.runs] == ["sft-0aaaaaaa", "sft-1aaaaaaa"]
 
 
+def test_the_evaluation_by_the_line_at_temperature_1_is_the_one_compared(chain: list[Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(chain[0], tmp_path / chain[0].name))
+    for key, changed in (("zengine", {"verifier": "engine"}), ("zhot", {"temperature": 2.0}), ("zforced", {"protocol": "think-forced"})):
+        write_evaluation(run, "sft", key, make_samples(0.3, 1, puzzles=PUZZLES + 10), **changed)
+        add_policy(run, key, made_up(30, 1, seed=0))
+    (found,) = checkpoints(read_runs([run]), "policy.parquet")
+    assert [item.folder.name for item in found.evaluations] == ["aaaa"]
+
+
 def test_sections_of_seeded_runs_hold_known_powers_and_say_what_is_missing(chain: list[Path]) -> None:
     sections = {section.name: section for section in policy_sections(read_runs(chain), [], AnalysisConfig())}
     table = sections["sharpening"].table.set_index(["transition", "bin", "measure"])["value"]
@@ -251,6 +261,12 @@ def test_sections_of_seeded_runs_hold_known_powers_and_say_what_is_missing(chain
     assert "Several seeds" in " ".join(sections["sharpening"].notes) and "without traces" in " ".join(sections["policy_traces"].notes)
     assert "chessrl.baselines" in sections["mass_by_quality"].notes[0] and "rl.tabular" in sections["tabular_control"].notes[0]
     assert len(sections["policy_traces"].figure.axes) == 2
+
+
+def test_a_policy_whose_start_is_not_among_the_runs_is_named(chain: list[Path]) -> None:
+    sections = {section.name: section for section in policy_sections(read_runs([chain[0], chain[1], chain[3]]), [], AnalysisConfig())}
+    notes = " ".join(sections["sharpening"].notes)
+    assert "not in runs=" in notes and "RL 1bbbbb 100" in notes and "RL 0bbbbb 100" not in notes
 
 
 def test_without_measured_policies_the_section_names_the_command(chain: list[Path], tmp_path: Path) -> None:
