@@ -2,13 +2,14 @@
 # make test       set up, then every test but those marked `long`
 # make test-long  set up, then every test
 # make lint       set up, then ruff
+# make docs       set up, then the pages of docs/ as a site in site/, with dead links as errors
 # make setup      set up alone. PYTHON=/path/to/python chooses the interpreter of a new environment
 
 VENV := .venv
 # Written last by the script: set-up work is done again only when one of these three files changes.
 STAMP := $(VENV)/.setup-complete
 
-.PHONY: setup demo test test-long lint
+.PHONY: setup demo test test-long lint docs
 
 setup: $(STAMP)
 
@@ -26,3 +27,8 @@ test-long: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/python -m ruff check .
+
+docs: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet 'zensical>=0.0.73'
+	$(VENV)/bin/python -m chessrl.reference out=docs/configuration.md
+	$(VENV)/bin/zensical build --strict --clean

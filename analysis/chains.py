@@ -40,7 +40,7 @@ class Step:
 def recipe(run: Run, runs: dict[str, Run]) -> str:
     """What two seeds of one experiment share: all settings of the stage but its seeds, and the recipe of the parents that are among the runs."""
     kept = {name: _without_seeds(run.settings.get(name)) for name in ("world", "model", *SECTIONS[run.stage])}
-    parents = sorted(recipe(runs[parent], runs) if parent in runs else parent for parent in run.parents if parent in runs or "-" in parent)
+    parents = sorted(recipe(runs[parent], runs) if parent in runs else parent for parent in run.parents)
     return json.dumps([run.stage, kept, parents], sort_keys=True, default=str)
 
 

@@ -95,8 +95,7 @@ def newly_solved(base: np.ndarray, base_twice: np.ndarray, trained: np.ndarray, 
     null = base_twice - base
     values = np.stack([fails * trained, null, fails * trained - null], axis=-1)
     ones = np.ones(fails.shape)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = ratio_intervals(values, fails, weights, shares=False)
+    shares = ratio_intervals(values, fails, weights, shares=False)
     return dict(zip(("newly_solved", "null", "excess"), shares)) | {"unsolved": ratio_intervals(fails[..., None], ones, weights)[0]}
 
 

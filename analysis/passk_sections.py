@@ -126,7 +126,7 @@ def _reach_section(
     rows = [row for item in curves for row in passk_tables.curve_rows(item, settings.seed)]
     more = list(notes)
     if drawn and facts is not None:
-        rows += passk_tables.reference_rows(facts, curves[0].ks(), settings.seed)
+        rows += passk_tables.reference_rows(facts, max((item.ks() for item in curves), key=len), settings.seed)
     elif drawn:
         more.append(f"Without lines of uniform legal play and of Stockfish at n nodes: {FACTS_COMMAND} makes them.")
     if drawn and not any(item.kind == "exact" for item in drawn):
@@ -222,7 +222,9 @@ def _temperature_section(runs: Sequence[Run], settings: AnalysisConfig) -> Secti
         "Which temperature is best for k samples? Evaluations of one policy on the same puzzles; the table gives, for each k, in what share of "
         "resamples a temperature is the best one.",
         f"{EXACT} or {SAMPLES}", pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(),
-        lambda rows: passk_figures.lines_figure(rows, "run", "k", "temperature", "samples k"), notes,
+        lambda rows: passk_figures.lines_figure(
+            rows.assign(temperature=[f"temperature {value:g}" for value in rows["temperature"]]), "run", "k", "temperature", "samples k"
+        ), notes,
         "No run was evaluated at several temperatures: python -m chessrl.evaluate -m parent=RUN evaluate.split=test "
         "evaluate.temperature=0.3,0.6,1,1.5 "
         "evaluate.exact=true.",
@@ -273,7 +275,7 @@ def _floor_section(drawn: Sequence[Success], facts: pd.DataFrame | None, setting
         "floor", "Beyond uniform legal play",
         "How much of a large pass@k is chance? Of what k random legal players would leave unsolved, the share that the policy solves beyond them: "
         "sum (v − f) / sum (1 − f) over puzzles, with pass@k v of the policy and f of uniform legal play; below 0 the policy reaches less "
-        "than chance.",
+        "than chance. Where chance leaves less than 2 % of the puzzles no ratio is given.",
         f"{EXACT} or {SAMPLES}, {FACTS}", table,
         lambda rows: passk_figures.lines_figure(rows, "bin", "k", "policy", "samples k", value="excess", y="excess over uniform play"), (),
         f"The success of uniform legal play on these puzzles is in no table: {FACTS_COMMAND} writes it.",

@@ -17,6 +17,7 @@ from chessrl.statistics import bootstrap_means, nested_differences, nested_means
 
 SE_K = 256  # of Delta_SE
 LEAST_PUZZLES = 20  # of a theme that is shown
+LEAST_LEFT = 0.02  # of the puzzles: a ratio to less than that is noise
 UNIFORM = "uniform legal play"
 BUDGETS = 2.0 ** np.arange(3, 15)  # sampled tokens per puzzle
 
@@ -39,12 +40,17 @@ def reference_rows(facts: pd.DataFrame, ks: Sequence[int], seed: int) -> list[di
     for name, mask in [("all", np.ones(len(facts), bool)), *((name, (facts["bin"] == name).to_numpy()) for name in sorted(set(facts["bin"])))]:
         part = facts[mask]
         curves = [(UNIFORM, "exact", list(ks), exact_pass_at_k(part["uniform"].to_numpy(), ks))]
-        curves += [(f"Stockfish, {engine.removeprefix('stockfish_')} nodes", "played", [1], part[[engine]].to_numpy()) for engine in engines]
+        curves += [(_engine_name(engine), "played", [1], part[[engine]].to_numpy()) for engine in engines]
         for policy, kind, places, values in curves:
             for k, (point, low, high) in zip(places, bootstrap_means(values, np.random.default_rng(seed))):
                 place = {"policy": policy, "kind": kind, "bin": name, "k": k, "pass_at_k": point, "ci_low": low, "ci_high": high}
                 rows.append(place | {"n_puzzles": len(part), "seeds": 1})
     return rows
+
+
+def _engine_name(column: str) -> str:
+    nodes = column.removeprefix("stockfish_")
+    return f"Stockfish, {int(nodes):,} node{'s' if nodes != '1' else ''}"
 
 
 def spelling_table(pairs: Sequence[tuple[Success, Success]], seed: int) -> pd.DataFrame:
@@ -133,7 +139,8 @@ def crossover_table(pairs: Sequence[tuple[Success, Success]], seed: int) -> pd.D
             rows.append(
                 {
                     "pair": pair_name(base, trained), "kind": base.kind, "bin": name,
-                    "crossover_k": found.k, "k_low": found.low, "k_high": found.high, "no_crossover": found.never, "largest_k": ks[-1], "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
+                    "crossover_k": found.k, "k_low": found.low, "k_high": found.high, "no_crossover": found.never, "largest_k": ks[-1],
+                    "delta_se_k": large, "delta_se": gap[0], "ci_low": gap[1], "ci_high": gap[2],
                     "n_puzzles": len(a.puzzles), "seeds": seeds,
                 }
             )  # fmt: skip
@@ -179,7 +186,10 @@ def newly_solved_table(pairs: Sequence[tuple[Success, Success]], ks: Sequence[in
 
 
 def floor_table(found: Sequence[Success], facts: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Of what uniform legal play leaves unsolved with k samples, the share that the policy solves beyond it: sum (v - f) / sum (1 - f)."""
+    """Of what uniform legal play leaves unsolved with k samples, the share that the policy solves beyond it: sum (v - f) / sum (1 - f).
+
+    Where it leaves less than LEAST_LEFT of the puzzles there is no row.
+    """
     rows = []
     for success in found:
         ks = [k for k in (1, 4, 16, 64, 256, 1024) if not success.samples or k <= success.samples]
@@ -189,6 +199,8 @@ def floor_table(found: Sequence[Success], facts: pd.DataFrame, seed: int) -> pd.
             values, weights = part.pass_at(ks), part.weights(seed)
             for at, k in enumerate(ks):
                 left = np.broadcast_to(1 - floor[:, at], values.shape[:2])
+                if left.mean() < LEAST_LEFT:
+                    continue
                 ((point, low, high),) = ratio_intervals((values[..., at] - floor[:, at])[..., None], left, weights, shares=False)
                 place = {"policy": success.label, "bin": name, "k": k, "floor": float(floor[:, at].mean()), "excess": point}
                 rows.append(place | {"ci_low": low, "ci_high": high, "n_puzzles": len(part.puzzles)})

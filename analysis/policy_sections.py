@@ -12,26 +12,19 @@ import pandas as pd
 from analysis import policy_figures
 from analysis.chains import Checkpoint, Step, checkpoints, steps_of
 from analysis.policies import pair_of, read_policy
-from analysis.puzzle_tables import QUALITY_COMMAND, read_quality
+from analysis.puzzle_tables import BEST, QUALITY_COMMAND, read_quality
 from analysis.read import Run
 from analysis.sections import Section
 from analysis.tabular_control import QUESTION, Reader, control_sections
-from analysis.transitions import (
-    Pooled,
-    categories_table,
-    quality_table,
-    rank_table,
-    redistribution_table,
-    sharpening_table,
-    transition,
-)
+from analysis.transition_tables import categories_table, quality_table, rank_table, redistribution_table
+from analysis.transitions import Pooled, sharpening_table, transition
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 
 SOURCE = "evaluations/*/policy.parquet"
 COMMAND = "python -m chessrl.evaluate parent=RUN evaluate.split=test evaluate.policy_traces=128 (and evaluate.step=N for models kept on the way)"
 NO_TRACES = "These policies were measured without traces: trace sensitivity and collapse gap are 0 and not drawn."
-QUALITY_EDGES = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.4])  # of lost expected score
+QUALITY = {"best": BEST, "equal": 0.0, "≤ .02": 0.02, "≤ .1": 0.1, "≤ .3": 0.3, "> .3": np.inf}  # largest lost expected score
 SHARPENING_PANELS = {
     "alpha*": ("power alpha*", 1.0),
     "ExplainedSharp": ("ExplainedSharp", 0.0),
@@ -151,10 +144,11 @@ def _given(found: Sequence[Checkpoint]) -> list[str]:
 def _quality_section(runs: Sequence[Run], pooled: Sequence[Pooled], steps: Sequence[Step], settings: AnalysisConfig) -> Section:
     text = (
         "Does mass go to better moves? Mean probability before and after of the moves by how much expected score they lose against the best "
-        "one, as the engine judges (Stockfish 15.1's win, draw and loss model; every mate is worth 1)."
+        "one, as the engine judges (Stockfish 15.1's win, draw and loss model). Every mate is worth 1, so among mates the best moves are the "
+        "shortest, and slower ones are 'equal'."
     )
     lost = [[read_quality(runs, part.puzzle, part.decision, part.legal.shape[1]) for part in pair.seeds] for pair in pooled]
-    table = quality_table(pooled, lost, QUALITY_EDGES, settings.seed)
+    table = quality_table(pooled, lost, QUALITY, settings.seed)
     if table.empty:
         note = f"No engine labels of these decisions were found: {QUALITY_COMMAND}."
         return Section("mass_by_quality", "Mass by engine quality", text, "data/move_quality-*.parquet", table, None, (note,), QUESTION)

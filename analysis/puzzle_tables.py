@@ -12,6 +12,7 @@ from pyarrow import ArrowInvalid
 from analysis.read import Run
 from chessrl.errors import UserError
 
+BEST = -1.0  # in place of the lost expected score, 0, of a best move
 COMMAND = "python -m chessrl.baselines evaluate.split=test (with the runs' world and outputs)"
 QUALITY_COMMAND = "python -m chessrl.baselines evaluate.split=test baselines.quality=true (with the runs' world and outputs) labels them"
 
@@ -42,12 +43,15 @@ def puzzle_facts(runs: Sequence[Run], puzzles: Sequence[str]) -> pd.DataFrame | 
 
 
 def read_quality(runs: Sequence[Run], puzzle: np.ndarray, decision: np.ndarray, width: int) -> np.ndarray:
-    """Lost expected score (states, width) of every legal move in canonical order; NaN for states without labels and beyond a state's moves."""
+    """Lost expected score (states, width) of every legal move in canonical order, BEST for the best ones (among mates the shortest); NaN for
+    states without labels and beyond a state's moves.
+    """
     lost = np.full((len(puzzle), width), np.nan)
     places = {state: place for place, state in enumerate(zip(puzzle.tolist(), decision.tolist()))}
     for table in _tables(runs, "move_quality-*.parquet"):
-        for name, number, values in zip(table["puzzle"], table["decision"], table["lost"]):
+        for name, number, values, best in zip(table["puzzle"], table["decision"], table["lost"], table["best"]):
             place = places.get((name, number))
             if place is not None:
                 lost[place, : len(values)] = values
+                lost[place, best] = BEST
     return lost

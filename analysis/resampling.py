@@ -71,8 +71,9 @@ def interval(point: float, drawn: list[np.ndarray], puzzles: int, around: float 
 
 def ratio_intervals(values: np.ndarray, counts: np.ndarray, weights: Weights, shares: bool = True) -> list[Interval]:
     """Intervals of sum(values) / sum(counts) of every column: values (seeds, puzzles, columns), counts (seeds, puzzles)."""
-    points = values.sum((0, 1)) / counts.sum()
-    drawn = [part[:, :-1] / part[:, -1:] for part in weights.sums(np.concatenate([values, counts[..., None]], axis=2))]
+    sums = weights.sums(np.concatenate([values, counts[..., None]], axis=2))
+    with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is left to divide by there is no ratio
+        points, drawn = values.sum((0, 1)) / counts.sum(), [part[:, :-1] / part[:, -1:] for part in sums]
     return [interval(float(point), [part[:, at] for part in drawn], values.shape[1], share=shares) for at, point in enumerate(points)]
 
 

@@ -15,7 +15,8 @@ from analysis import policy_figures
 from analysis.policies import MeasuredPolicy, pair_of
 from analysis.read import Evaluation, Run
 from analysis.sections import Section
-from analysis.transitions import Pooled, categories_table, sharpening_table, transition
+from analysis.transition_tables import categories_table
+from analysis.transitions import Pooled, sharpening_table, transition
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 

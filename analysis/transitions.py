@@ -14,14 +14,12 @@ import pandas as pd
 
 from analysis import sharpening
 from analysis.policies import Pair
-from analysis.resampling import Weights, functional_intervals, interval, ratio_intervals
-from analysis.sharpening import CATEGORIES
+from analysis.resampling import Weights, functional_intervals, interval
 from chessrl.statistics import Interval
 
 POWERS = np.concatenate([np.arange(0, 2.5, 0.05), np.arange(2.5, sharpening.LARGEST_POWER + 0.01, 0.25)])
 TILTS = np.concatenate([np.arange(-60, -8, 2), np.arange(-8, 8, 0.05), np.arange(8, 60.1, 2)])
 NOTHING_MOVED = 1e-12  # nats of JS divergence in all: there is nothing to explain
-RANKS = 10  # initial ranks told apart; further ones are one group
 MEASURES = {  # name in the tables -> what it is
     "alpha*": "KL-optimal power, one for all states",
     "alpha* (median state)": "the same, each state its own",
@@ -70,7 +68,7 @@ class Transition:
     alphas: np.ndarray  # (S,) of each state
     explained: np.ndarray  # (S,) by its own power; NaN where nothing moved
     slopes: np.ndarray  # (S,) NaN where p is uniform
-    category: np.ndarray  # (S,) into CATEGORIES
+    category: np.ndarray  # (S,) into sharpening.CATEGORIES
 
 
 def transition(pair: Pair, top: int, tail: float) -> Transition:
@@ -277,97 +275,3 @@ def _state_quantiles(
 def sharpening_table(pooled: Sequence[Pooled], seed: int) -> pd.DataFrame:
     """transition, bin ("all" first), measure (MEASURES), value, ci_low, ci_high, n_puzzles, n_states, seeds."""
     return pd.DataFrame([row for pair in pooled for bin in pair.bins() for row in sharpening_rows(pair, bin, seed)])
-
-
-def _ratio_table(pooled: Pooled, bin: str, seed: int, names: list[dict[str, object]], values: list[np.ndarray], shares: bool) -> list[dict]:
-    """Means over states of the columns of ``values`` (each seed's (S, columns)), each row named by ``names``."""
-    chosen = pooled.rows(bin)
-    puzzles = [part.puzzle[rows] for part, rows in zip(pooled.seeds, chosen)]
-    sums = puzzle_sums([of_seed[rows] for of_seed, rows in zip(values, chosen)], puzzles)
-    counts = puzzle_sums([np.ones((len(part), 1)) for part in puzzles], puzzles)[..., 0]
-    weights = Weights.draw(sums.shape[1], len(puzzles), np.random.default_rng(seed))
-    place = {"transition": pooled.name, "bin": bin}
-    return [
-        place | name | {"value": point, "ci_low": low, "ci_high": high, "n_puzzles": sums.shape[1], "n_states": int(counts.sum())}
-        for name, (point, low, high) in zip(names, ratio_intervals(sums, counts, weights, shares))
-    ]
-
-
-def categories_table(pooled: Sequence[Pooled], seed: int) -> pd.DataFrame:
-    """Share of states by transition category: transition, bin, category, value, ci_low, ci_high, n_puzzles, n_states."""
-    rows = []
-    for pair in pooled:
-        values = [np.eye(len(CATEGORIES))[part.category] for part in pair.seeds]
-        for bin in pair.bins():
-            rows += _ratio_table(pair, bin, seed, [{"category": name} for name in CATEGORIES], values, shares=True)
-    return pd.DataFrame(rows)
-
-
-def rank_name(place: int) -> str:
-    return str(place + 1) if place < RANKS else f"> {RANKS}"
-
-
-def _rank_mass(part: Transition) -> np.ndarray:
-    """(S, 3 (RANKS + 1)): mass before, after and its change, by initial rank."""
-    places = np.minimum(sharpening.ranks(part.p, part.legal), RANKS)
-    mass = [np.stack([(policy * (places == place)).sum(1) for place in range(RANKS + 1)], axis=1) for policy in (part.p, part.q)]
-    return np.hstack([*mass, mass[1] - mass[0]])
-
-
-def rank_table(pooled: Sequence[Pooled], seed: int) -> pd.DataFrame:
-    """Mean mass of the moves of each initial rank (1 the likeliest) before and after, and its change, by bin."""
-    names = [{"initial_rank": rank_name(place), "mass": when} for when in ("before", "after", "change") for place in range(RANKS + 1)]
-    rows = []
-    for pair in pooled:
-        values = [_rank_mass(part) for part in pair.seeds]
-        for bin in pair.bins():
-            rows += _ratio_table(pair, bin, seed, names, values, shares=False)
-    return pd.DataFrame(rows)
-
-
-def redistribution_table(pooled: Sequence[Pooled], seed: int) -> pd.DataFrame:
-    """Mean mass after, by initial and final rank of the move, over all puzzles: rows of equal initial rank sum to its mass after."""
-    names = [{"initial_rank": rank_name(i), "final_rank": rank_name(j)} for i in range(RANKS + 1) for j in range(RANKS + 1)]
-    rows = []
-    for pair in pooled:
-        values = []
-        for part in pair.seeds:
-            first, last = (np.minimum(sharpening.ranks(policy, part.legal), RANKS) for policy in (part.p, part.q))
-            cells = np.zeros((len(part.p), (RANKS + 1) ** 2))
-            states = np.broadcast_to(np.arange(len(part.p))[:, None], part.legal.shape)[part.legal]
-            np.add.at(cells, (states, first[part.legal] * (RANKS + 1) + last[part.legal]), part.q[part.legal])
-            values.append(cells)
-        rows += _ratio_table(pair, "all", seed, names, values, shares=False)
-    return pd.DataFrame(rows)
-
-
-def quality_table(pooled: Sequence[Pooled], lost: Sequence[Sequence[np.ndarray]], edges: np.ndarray, seed: int) -> pd.DataFrame:
-    """Mean mass before, after and its change by the move's loss of expected score against the best one: of each pair and seed (S, A).
-
-    States without labels are NaN throughout and left out. edges: ascending; a move at an edge belongs below it.
-    """
-    bounds = [f"<= {edge:g}" for edge in edges] + [f"> {edges[-1]:g}"]
-    names = [{"lost": bound, "mass": when} for when in ("before", "after", "change") for bound in bounds]
-    rows = []
-    for pair, of_pair in zip(pooled, lost):
-        known = [~np.isnan(np.where(part.legal, values, 0.0)).any(1) for part, values in zip(pair.seeds, of_pair)]
-        if not all(rows_known.any() for rows_known in known):
-            continue
-        kept = Pooled(pair.name, tuple(_rows(part, mask) for part, mask in zip(pair.seeds, known)))
-        values = []
-        for part, mask, of_moves in zip(kept.seeds, known, of_pair):
-            places = np.searchsorted(edges, of_moves[mask], side="left")
-            mass = [
-                np.stack([(policy * (part.legal & (places == place))).sum(1) for place in range(len(bounds))], axis=1) for policy in (part.p, part.q)
-            ]
-            values.append(np.hstack([*mass, mass[1] - mass[0]]))
-        for bin in kept.bins():
-            rows += _ratio_table(kept, bin, seed, names, values, shares=False)
-    return pd.DataFrame(rows)
-
-
-def _rows(part: Transition, mask: np.ndarray) -> Transition:
-    """The states of a mask."""
-    columns = {name: values[mask] for name, values in part.columns.items()}
-    arrays = (getattr(part, name)[mask] for name in ("alphas", "explained", "slopes", "category"))
-    return Transition(*(getattr(part, name)[mask] for name in ("puzzle", "bin", "decision", "p", "q", "legal", "solving")), columns, *arrays)

@@ -19,6 +19,7 @@ from chessrl.checkpoint import written_beside
 from chessrl.config import Config
 from chessrl.engine import Engine
 from chessrl.engine_labels import MoveLabels, expected_score, position_key
+from chessrl.engine_labels import accepted_moves as engine_accepts
 from chessrl.environment import solver_decisions
 from chessrl.errors import make_folder
 from chessrl.launch import launch
@@ -76,7 +77,8 @@ def _walk(decisions: Sequence[tuple[chess.Board, chess.Move, chess.Move | None]]
 
 
 def quality_table(puzzles: Sequence[Puzzle], labels: dict[str, MoveLabels | None]) -> pd.DataFrame:
-    """One row per decision: puzzle, decision, moves (UCI, in the order of ``policy.parquet``) and lost (expected score less than the best move's).
+    """One row per decision: puzzle, decision, moves (UCI, in the order of ``policy.parquet``), lost (expected score less than the best move's) and
+    best (places of the best moves: among mates, which all have one expected score, the shortest).
 
     Positions that the engine could not score have no row.
     """
@@ -89,8 +91,9 @@ def quality_table(puzzles: Sequence[Puzzle], labels: dict[str, MoveLabels | None
             expected = {move: expected_score(score) for move, score in label.scores.items()}
             moves = sorted(expected)
             best = max(expected.values())
-            rows.append((puzzle.id, number, moves, [best - expected[move] for move in moves]))
-    return pd.DataFrame(rows, columns=["puzzle", "decision", "moves", "lost"])
+            shortest = [moves.index(move) for move in engine_accepts(label, 0.0)]
+            rows.append((puzzle.id, number, moves, [best - expected[move] for move in moves], shortest))
+    return pd.DataFrame(rows, columns=["puzzle", "decision", "moves", "lost", "best"])
 
 
 def make_baselines(config: Config) -> int:

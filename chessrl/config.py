@@ -29,15 +29,15 @@ def neutral(default: Any) -> Any:
 class ModelConfig:
     """Architecture (Qwen3: RMSNorm, QK-norm, grouped-query attention, SwiGLU, rotary positions, untied embeddings)."""
 
-    name: str = local("")
-    layers: int = 0
-    hidden: int = 0
+    name: str = local("")  # of the preset in conf/model
+    layers: int = 0  # transformer blocks
+    hidden: int = 0  # width of the residual stream
     ffn: int = 0  # width of the gated feed-forward layer
     heads: int = 0  # query heads
     kv_heads: int = 0  # key and value heads
-    head_dim: int = 0
+    head_dim: int = 0  # width of a head; need not be hidden / heads
     vocabulary: int = 101  # 81 and 85 are the released checkpoints' vocabularies, 101 ours
-    max_positions: int = 4096
+    max_positions: int = 4096  # longest sequence, in tokens
 
 
 @dataclass
@@ -62,13 +62,13 @@ class WorldConfig:
     context: int = 256  # tokens: longer games are cut at a move's end
     validation_share: float = 0.02  # share of games held out for the validation loss, by game hash
     min_elo: int = 0  # both players' rating, where the games have one
-    max_elo: int = 4000
+    max_elo: int = 4000  # as min_elo, at most
     bullet: bool = False  # keep bullet games
     sft_puzzles: int = 4000  # how many puzzles of Lichess files each split gets; a .parquet and the packaged puzzles come already split
-    rl_puzzles: int = 6000
-    validation_puzzles: int = 800
-    test_puzzles: int = 1500
-    private_puzzles: int = 400
+    rl_puzzles: int = 6000  # the same of the rl split
+    validation_puzzles: int = 800  # ... of the validation split
+    test_puzzles: int = 1500  # ... of the test split
+    private_puzzles: int = 400  # ... of the private split, which no training or tuning reads
     seed: int = 0  # cuts of snapshots and split of puzzles
     leak: LeakConfig = field(default_factory=LeakConfig, metadata={"identity": "neutral"})
 
@@ -94,17 +94,17 @@ class RunConfig:
 class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
-    lr: float = 1e-3
+    lr: float = 1e-3  # peak learning rate
     lr_rule: str = neutral("fixed")  # fixed: lr as it stands; size: lr x (lr_reference / N) ^ lr_exponent, N without embeddings
     lr_reference: float = neutral(1e6)  # the N at which lr holds, for lr_rule=size; experiment=learning_rates finds all three values
-    lr_exponent: float = neutral(0.25)
+    lr_exponent: float = neutral(0.25)  # of lr_rule=size
     min_lr_ratio: float = 0.1  # the schedule ends at this share of lr
     warmup_ratio: float = 0.05  # share of the steps with a linear rise
     warmup_steps: int | None = neutral(None)  # steps of it, instead of the share
     schedule: str = "cosine"  # after the warm-up: cosine, constant, or wsd (stable, then a decay; runs of several lengths share the stable part)
     decay_ratio: float = neutral(0.2)  # share of the steps that decay, for wsd
-    beta1: float = 0.9
-    beta2: float = 0.95
+    beta1: float = 0.9  # AdamW's, of the mean of gradients
+    beta2: float = 0.95  # ... and of their squares
     weight_decay: float = 0.1  # matrices only: no decay on norms
     clip: float = 1.0  # global gradient norm
 
@@ -136,14 +136,14 @@ class TraceConfig:
     engine_nodes: int = neutral(5000)  # nodes of each search of proposal=engine
     candidates: int = 5  # first moves sampled per puzzle
     continuations_mean: float = 1.0  # lines per first move: rounded log-normal, clipped to the range
-    continuations_sigma: float = 0.2
-    continuations_min: int = 1
-    continuations_max: int = 10
+    continuations_sigma: float = 0.2  # of the logarithm
+    continuations_min: int = 1  # fewest lines
+    continuations_max: int = 10  # most lines
     length_mean: float = 1.6  # plies per line, first move included: rounded log-normal, clipped to the range
-    length_sigma: float = 0.4
-    length_min: int = 1
-    length_max: int = 2
-    temperature: float = 1.0
+    length_sigma: float = 0.4  # of the logarithm
+    length_min: int = 1  # shortest line, in plies
+    length_max: int = 2  # longest line, in plies
+    temperature: float = 1.0  # of sampled lines
     inject_answer: bool = True  # put the solution's opening plies into the tree where no sampled line holds them
     # what follows is done to finished trees: experiments that differ in it alone share one set of proposals, sampled once
     order: str = neutral("sampling")  # children of a node: sampling (as they came), engine (best first, by engine.*), random
@@ -158,18 +158,18 @@ class SftConfig:
     """Fine-tuning on prompt, trace and answer."""
 
     trace: TraceConfig = field(default_factory=TraceConfig)
-    epochs: int = 3
+    epochs: int = 3  # passes over the examples
     tokens: int | None = neutral(None)  # non-pad tokens seen in all, instead of epochs: equal tokens are equal 6NT FLOPs
     context: int | None = neutral(None)  # most tokens of prompt, trace and answer: lines of the trace are dropped until it fits
     batch_tokens: int = 8192  # non-pad tokens per step
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-4, min_lr_ratio=1 / 30, weight_decay=0.01))
-    max_puzzles: int | None = None
+    max_puzzles: int | None = None  # of the sft split, at most
     # ids out of the sft and rl splits to train on, in place of the whole sft split; empty: the split
     puzzles: list[str] = field(default_factory=list, metadata={"identity": "neutral"})
     validation_puzzles: int = 200  # for the validation loss
     validation_samples: int = neutral(0)  # episodes of each validation puzzle after every epoch, for pass@1 and pass@(so many); 0: none
     patience: int | None = neutral(None)  # stop after so many epochs without a lower validation loss, and keep the best epoch's weights
-    save_steps: list[int] = field(default_factory=list)
+    save_steps: list[int] = field(default_factory=list)  # keep models/step-N of these steps
     seed: int = 0  # traces
     data_seed: int = 0  # order of examples
 
@@ -178,7 +178,7 @@ class SftConfig:
 class AlgorithmConfig:
     """The policy-gradient objective, put together from parts (docs/rl.md; science behind each in rl/objective.py and rl/credit.py)."""
 
-    name: str = local("")
+    name: str = local("")  # of the preset in conf/algorithm
     group: int = 8  # G samples per prompt (Shen et al.: 8)
     # group_std: (r - mean) / std within the group; group_mean: r - mean; leave_one_out: r - mean of the others; batch_std: r - mean of the
     # group, over the batch's std; pass_at_k; raw: r; over_mean: r / mean of the group;
@@ -189,8 +189,8 @@ class AlgorithmConfig:
     # constant: over samples x loss_budget (Dr. GRPO)
     loss_norm: str = "sequence"
     loss_budget: int = 64  # tokens, for loss_norm=constant
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float = 0.2  # the ratio's window is 1 - clip_low to 1 + clip_high
+    clip_high: float = 0.2  # above clip_low: clip-higher (DAPO)
     beta: float = 0.001  # weight of the KL to the reference, the policy that RL starts from; 0: none
     epochs: int = 1  # passes over each rollout
     minibatches: int = 1  # parts of one pass; updates per rollout = epochs x minibatches
@@ -203,7 +203,7 @@ class AlgorithmConfig:
     pass_k: int = neutral(1)  # k, for advantage=pass_at_k
     baseline: str = neutral("none")  # taken off the reward beforehand: none, or greedy (the reward of the greedy episode, ReMax)
     gamma: float = neutral(1.0)  # discount per sampled token, for whitened_returns and gae
-    gae_lambda: float = neutral(1.0)
+    gae_lambda: float = neutral(1.0)  # of generalised advantage estimation, for gae
     value_coefficient: float = neutral(0.5)  # weight of the value head's squared error, for advantage=gae
     # plain: every group trains; filter: groups of equal rewards leave the step; dynamic: ... and others are sampled in their place (DAPO)
     sampling: str = neutral("plain")
@@ -219,7 +219,7 @@ class AlgorithmConfig:
 class RewardConfig:
     """What a rollout is paid: the weighted sum of named parts, each logged."""
 
-    name: str = local("")
+    name: str = local("")  # of the preset in conf/reward
     # part -> weight; parts: line, engine, engine_score, legal, format, random, majority, incorrect, behaviour, length
     weights: dict[str, float] = field(default_factory=dict)
     accept: str = "line"  # moves that the environment lets pass: line (and any mate), or engine (every move within engine.delta)
@@ -229,8 +229,8 @@ class RewardConfig:
     false_positive_rate: float = neutral(0.0)  # ... and what they should not
     # Logged beside the reward and never trained on: line, or engine with the two limits below in place of engine.depth and engine.nodes
     oracle: str = neutral("line")
-    oracle_depth: int = neutral(12)
-    oracle_nodes: int = neutral(1_000_000)
+    oracle_depth: int = neutral(12)  # the oracle engine's depth
+    oracle_nodes: int = neutral(1_000_000)  # ... and its cap of nodes per position
 
 
 @dataclass
@@ -239,7 +239,7 @@ class CurriculumConfig:
 
     measured: str = ""  # an evaluation folder of the rl split, or a .csv or .parquet file of puzzle and exact p; empty: no curriculum
     pass_rate_min: float = 0.0  # puzzles that are solved less often are left out, and counted
-    pass_rate_max: float = 1.0
+    pass_rate_max: float = 1.0  # ... or more often
     tiers: list[str] = field(default_factory=list)  # restrict to these tiers (easy, medium, hard, frontier, beyond); empty: all
     order: str = "shuffled"  # shuffled, or easy_to_hard: tier after tier, each for an equal share of the steps
 
@@ -248,11 +248,11 @@ class CurriculumConfig:
 class RlConfig:
     """The RL loop: sampling, verification, update."""
 
-    steps: int = 100
+    steps: int = 100  # rollouts and their updates
     tokens: int | None = neutral(None)  # tokens of all rollouts, prompts included, instead of steps (see budget.rollout_tokens)
     prompts: int = 16  # puzzles per step
     bins: list[str] = field(default_factory=list)  # restrict to these difficulty bins; empty: all
-    temperature: float = 1.0
+    temperature: float = 1.0  # of sampling; log-probabilities of the loss are at the same temperature
     protocol: str = "auto"  # think (trace, then answer), answer (no trace); auto: what the parent was trained with
     thinking_budget: int = 128  # tokens of trace after which the episode ends unsolved
     # of the rollouts and the validation, as evaluate.spelling. strict: what is trained is what exact success measures; under lenient a policy
@@ -262,9 +262,9 @@ class RlConfig:
         default_factory=lambda: OptimizerConfig(lr=1e-5, schedule="constant", warmup_ratio=0.0, weight_decay=0.0)
     )
     validation_every: int = 25  # steps
-    validation_puzzles: int = 256
+    validation_puzzles: int = 256  # how many of the validation split, of rl.bins
     validation_samples: int = 4  # of each, for pass@1
-    save_steps: list[int] = field(default_factory=list)
+    save_steps: list[int] = field(default_factory=list)  # keep models/step-N of these steps
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig, metadata={"identity": "neutral"})
     seed: int = 0  # samples
     data_seed: int = 0  # order of puzzles
@@ -288,9 +288,9 @@ class EngineConfig:
 
     path: str = local("")  # empty: PATH, then /usr/games
     mode: str = "depth"  # depth: all moves in one multi-PV search of fixed depth with a node cap; searchmoves: one search per move
-    depth: int = 8
+    depth: int = 8  # of mode=depth, in plies
     nodes: int = 100000  # cap per position (depth) or budget per move (searchmoves)
-    hash_mb: int = 1
+    hash_mb: int = 1  # hash table of each process, emptied before each position
     workers: int = local(0)  # engine processes; 0: one per core
     deadline_s: float = local(30.0)  # per call
     delta: float = 0.02  # a move is accepted when its expected score is at most this much below the best
@@ -302,24 +302,24 @@ class EvaluateConfig:
     """Sampling a policy on a split and the pass@k tables made of it."""
 
     split: str = "validation"  # the test split is read once, at the end of a run; beside it test_mirrored, test_themes, test_long, test_recent
-    max_puzzles: int | None = None
+    max_puzzles: int | None = None  # of the split, at most
     samples: int = 16  # per puzzle
-    ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])  # the k of pass@k; at most samples
     protocol: str = "auto"  # think, answer, game; auto: game for pretraining, else what the policy was trained with
     spelling: str = "lenient"  # lenient: squares, promotion and castling decide; strict: the canonical tokens
     verifier: str = "line"  # line (and any mate), or engine (every move within engine.delta)
-    temperature: float = 1.0
-    thinking_budget: int = 128
+    temperature: float = 1.0  # of sampling; 0: the likeliest token
+    thinking_budget: int = 128  # tokens of a trace, at most
     # who ends a trace: natural (the policy; at the budget it fails), forced (</T> is put where the budget is used up), minimum (besides, a </T>
     # before thinking_minimum tokens becomes <sep>; thinking_minimum=thinking_budget is a fixed length). forced at budget 0: an empty trace
     thinking: str = neutral("natural")
-    thinking_minimum: int = neutral(0)
+    thinking_minimum: int = neutral(0)  # tokens, for thinking=minimum
     trace_metrics: str = neutral("none")  # tables about the traces: none, tree (their shape and coverage), engine (and ranks of moves)
     step: int | None = neutral(None)  # of models/step-N, a model kept by STAGE.save_steps, instead of the run's final one
     exact: bool = neutral(False)  # also the exact success of every puzzle (by the line, strict spelling), of a policy without traces
     policy_traces: int = neutral(0)  # 0: none; else policy.parquet: all legal moves at each decision, after so many traces (once without traces)
     games: int = neutral(0)  # of a pretrained policy: legal mass and accuracy by ply on so many held-out games; 0: none
-    seed: int = 1000
+    seed: int = 1000  # of the samples and the bootstrap
     batch: int = local(512)  # sequences sampled together
 
 
@@ -354,8 +354,8 @@ class BudgetConfig:
     # For dry_run alone: what the corpus is known to hold (0: not known) and what a GPU does. The defaults: a tenth of an H200's bf16 peak for
     # training (assumed); for RL the reference implementation's 30 s a step on eight (50M, 2,048 rollouts, taking 1,500 tokens for each).
     corpus_tokens: int = local(0)
-    training_flops_per_s: float = local(1e14)
-    rl_flops_per_s: float = local(6e12)
+    training_flops_per_s: float = local(1e14)  # of one GPU in training, for the estimated GPU-hours
+    rl_flops_per_s: float = local(6e12)  # ... and in RL, sampling included
 
 
 @dataclass
@@ -369,27 +369,27 @@ class TabularConfig:
     puzzles: int = 1000  # of the prior; of a parent: at most so many of the rl split
     moves: int = 30  # of each of them
     concentration: float = 0.15  # of the Dirichlet
-    top: float = 0.85
+    top: float = 0.85  # first move's probability, of the peaked prior
     reward: str = "solving"  # solving, random (gamma), noisy (random flips), systematic (fixed errors), wrong (the likeliest wrong move)
-    gamma: float = 0.5
+    gamma: float = 0.5  # how often the random reward pays
     true_positive: float = 1.0  # of the noisy and the systematic verifier: how often it accepts a solving move
     false_positive: float = 0.0  # ... and another one
     exact: bool = False  # along the expected gradient of one update, instead of sampled groups
     groups: int = 8  # groups per puzzle and step
-    steps: int = 15
+    steps: int = 15  # updates, or outer iterations of success_recursion
     lr: float = 2.0  # of plain gradient steps on the logits, each puzzle's loss being the mean over its samples
     ks: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 1024, 10**4, 10**5, 10**6])  # pass@k, exact
     # clip_bias: its grid, every combination paired with the same samples unclipped
     tops: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
     clips: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.4])  # eps, on both sides
     updates: list[int] = field(default_factory=lambda: [1, 2, 8])  # M updates per rollout
-    rates: list[float] = field(default_factory=lambda: [0.5, 2.0])
+    rates: list[float] = field(default_factory=lambda: [0.5, 2.0])  # learning rates
     # success_recursion: its grid, and the inner maximisation
     betas: list[float] = field(default_factory=lambda: [1.0, 2.0, 5.0, 10.0])
-    variants: list[str] = field(default_factory=lambda: ["std", "groups", "no_std", "mirror", "forward_kl"])
+    variants: list[str] = field(default_factory=lambda: ["std", "groups", "no_std", "mirror", "forward_kl"])  # of success_recursion: docs/theory.md
     smoothing: float = 1e-5  # under the root of the std
     inner_steps: int = 1000  # updates of one inner maximisation, by Adam
-    inner_rate: float = 0.1
+    inner_rate: float = 0.1  # Adam's learning rate there
     lowest: float = 0.003  # puzzles of a smaller success at the start are left out, and counted
     seed: int = 0  # prior and samples
 
@@ -402,10 +402,10 @@ class PipelineConfig:
     """What ``python -m chessrl`` does beyond the stages' own settings."""
 
     stages: list[str] = field(default_factory=lambda: list(STAGES))  # or [tabular] alone
-    evaluate: bool = True
+    evaluate: bool = True  # evaluate every stage's policy
     evaluate_steps: bool = False  # also the models that rl.save_steps keeps
     engine_evaluation: bool = True  # a second evaluation of the RL policy, verified by the engine
-    report: bool = True
+    report: bool = True  # end with python -m analysis of the runs
 
 
 @dataclass
@@ -429,7 +429,7 @@ class Config:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dry_run: bool = local(False)  # print what the command, or each job of its sweep, would cost, and start nothing
-    parent: str = ""
+    parent: str = ""  # the run directory that a stage starts from or an evaluation measures
     outputs: str = "outputs"  # run directories go below this folder
     logger: str = local("none")  # a tracker beside metrics.jsonl: none, tensorboard, trackio, wandb (each to be installed)
     runs: list[str] = field(default_factory=list)  # run directories that an analysis reads

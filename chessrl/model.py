@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
+from chessrl.notation import PAD
 
 ROPE_THETA = 1e6
 NORM_EPSILON = 1e-6
@@ -189,7 +190,7 @@ class Transformer(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
         cos, sin = rotary_tables(places, self.config.head_dim)
         with self._autocast():
-            x = self.model.embed_tokens(tokens)
+            x = self.model.embed_tokens(known_tokens(tokens, self.config.vocabulary))
             for layer in self.model.layers:
                 attended, k, v = layer.self_attn(layer.input_layernorm(x), cos, sin, mask)
                 x = x + attended
@@ -207,7 +208,7 @@ class Transformer(nn.Module):
         cos, sin = cos[:, None, None], sin[:, None, None]
         mask = (torch.arange(end + 1, device=tokens.device)[None] >= cache.start[:, None])[:, None, None]
         with self._autocast():
-            x = self.model.embed_tokens(tokens)[:, None]
+            x = self.model.embed_tokens(known_tokens(tokens, self.config.vocabulary))[:, None]
             for layer, keys, values in zip(self.model.layers, cache.keys, cache.values):
                 x = x + layer.self_attn.decode(layer.input_layernorm(x), cos, sin, keys, values, end, mask)
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -231,6 +232,11 @@ def build_model(config: ModelConfig, *, seed: int, precision: str = "fp32", devi
 # ---- log-probabilities ----------------------------------------------------------------------------------------------------------------
 
 
+def known_tokens(tokens: Tensor, vocabulary: int) -> Tensor:
+    """The tokens as they are, but for <pad> in a model that has none (the released checkpoints): what stands in its place is masked anyway."""
+    return tokens if vocabulary > PAD else tokens.masked_fill(tokens == PAD, 0)
+
+
 def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
     """The logits, fp32 or more, that are sampled from and scored: temperature is applied here and nowhere else."""
     return (logits if logits.dtype == torch.float64 else logits.float()) / temperature
@@ -239,6 +245,7 @@ def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probabilities (nats) of ``targets`` (...) under ``logits`` (..., vocabulary): gather, then logsumexp, in fp32."""
     scaled = scaled_logits(logits, temperature)
+    targets = known_tokens(targets, logits.shape[-1])
     return scaled.gather(-1, targets[..., None]).squeeze(-1) - scaled.logsumexp(-1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from chessrl import world
+from chessrl import notation, world
 from chessrl.budgets import scale_rate
 from chessrl.checkpoint import load_model, load_newest_state
 from chessrl.config import Config, SftConfig
@@ -66,6 +66,11 @@ def check(config: Config, parent: Mapping[str, Any]) -> None:
         raise UserError(
             f"parent={config.parent} is a run of stage {parent['stage']}, which no longer plays on without <T> and <call_env>, so that its samples "
             "are no lines: choose sft.trace.proposal=teacher, engine or uniform"
+        )
+    if config.model.vocabulary < notation.REFERENCE_TRACE_SIZE:
+        raise UserError(
+            f"parent={config.parent}: a model of {config.model.vocabulary} tokens knows neither <T> nor <call_env>: adopt it with "
+            f"vocabulary={notation.REFERENCE_TRACE_SIZE} (python -m chessrl.adopt)"
         )
     if config.sft.puzzles:
         training_puzzles(config)

@@ -24,7 +24,7 @@ PUZZLES, ENGINE_PUZZLES, SAMPLES, KS = 90, 60, 16, (1, 2, 4, 8, 16)
 SKILL = {"pretrain": 0.06, "sft": 0.35, "rl": 0.5}
 FIGURES = {
     "loss_pretrain", "loss_sft", "reward", "passk", "bins", "comparisons", "failures", "legal", "verifiers",
-    "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
+    "reach", "crossover", "coverage", "newly_solved", "budgets", "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
 }  # fmt: skip
 CONFIG = """world:
   name: <endgame>

@@ -1,0 +1,11 @@
+"""Whether an answer of a lab is right: computed, not looked up, where it can be. One module per lab; the answers are in ``answers/``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from checks import grpo, passk, pretraining, tokens, traces
+
+Check = tuple[Callable[[Any], bool], str]  # the test, and a hint for who failed it
+CHECKS: dict[str, Check] = {**tokens.CHECKS, **pretraining.CHECKS, **traces.CHECKS, **grpo.CHECKS, **passk.CHECKS}
