@@ -24,7 +24,8 @@ from analysis.scaling_data import RlRun
 from analysis.scaling_figures import budget_shades
 from analysis.scaling_tables import budget_name, size_name
 from analysis.sections import Section
-from analysis.transitions import Pooled, Transition, categories_table, sharpening_table
+from analysis.transition_tables import categories_table
+from analysis.transitions import Pooled, Transition, sharpening_table
 from chessrl.config import AnalysisConfig
 from chessrl.figure_style import axes_grid, series_legend, styled
 
