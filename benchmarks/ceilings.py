@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from benchmarks.measure import Contender, Row, compare, timed
@@ -19,7 +17,7 @@ def ceilings(device: torch.device, rounds: int) -> list[Row]:
         rows += compare("ceiling", "FLOP/s", "", [product(name, dtype, device)], rounds)
     source = torch.ones(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copying = Contender("memory copy", COPIED, lambda: timed(_finished(lambda: target.copy_(source), device)))
+    copying = Contender("memory copy", COPIED, lambda: timed(lambda: target.copy_(source), device))
     return rows + compare("ceiling", "byte/s", "", [copying], rounds)
 
 
@@ -32,16 +30,4 @@ def product(name: str, dtype: torch.dtype, device: torch.device, repeats: int = 
             left @ right
 
     work()
-    return Contender(f"matrix product, {name}", repeats * 2 * SIZE**3, lambda: timed(_finished(work, device)))
-
-
-def _finished(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """``work``, and on a GPU the wait for what it started."""
-    if device.type != "cuda":
-        return work
-
-    def waited() -> None:
-        work()
-        torch.cuda.synchronize(device)
-
-    return waited
+    return Contender(f"matrix product, {name}", repeats * 2 * SIZE**3, lambda: timed(work, device))

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import torch
+
+CPU = torch.device("cpu")
 PEERS = Path(__file__).parent / "peers.py"
 
 
@@ -51,10 +54,12 @@ class Row:
     wanted: str = ""  # required (stretch), of the ratio unless it says otherwise
 
 
-def timed(function: Callable[[], object]) -> Lap:
-    """One call of a function of this process."""
+def timed(function: Callable[[], object], device: torch.device = CPU) -> Lap:
+    """One call of a function of this process, and on a GPU the wait for what it started."""
     wall, processor = time.perf_counter(), time.process_time()
     function()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return Lap(time.perf_counter() - wall, time.process_time() - processor)
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.measure import Contender, Peer, Row, compare, timed
+from benchmarks.measure import CPU, Contender, Peer, Row, compare, timed
 from benchmarks.peers import BATCH, LENGTH, PROMPT
 from chessrl.config import Config
 from chessrl.environment import Environment, build_environment
 from chessrl.launch import compose
 from chessrl.model import Transformer, build_model
 from chessrl.puzzles import Puzzle
+from chessrl.run import default_micro_batch_tokens
 from chessrl.sampler import Rollout, SamplingSettings, rollout
 from chessrl.training import GIVEN, Example, accumulate_gradient, build_optimizer, optimizer_step
 from rl.sampling import Scored
@@ -26,7 +27,6 @@ from rl.state import RlState
 from rl.train import learn
 from rl.value import Learner
 
-CPU_MICRO_BATCH = 1024  # chessrl.run's padded tokens per forward pass
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -37,6 +37,26 @@ class Setting:
     rounds: int
     new: int
     peer_python: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is run, and where: the preset's name, the precision, and the device."""
+
+    model: str = "5m"
+    precision: str = "fp32"
+    device: torch.device = CPU
+
+    def build(self) -> Transformer:
+        return build_model(self.config().model, seed=0, precision=self.precision, device=self.device)
+
+    def config(self) -> Config:
+        """The configuration that ``python -m rl model=...`` would have."""
+        return compose("rl", [f"model={self.model}", "algorithm=grpo", f"run.precision={self.precision}"])
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return default_micro_batch_tokens(self.device, self.precision)
 
 
 @contextmanager
@@ -55,43 +75,42 @@ def peers(setting: Setting, work: float, words: dict[str, Sequence[str]]) -> Ite
 
 def pretraining(setting: Setting) -> list[Row]:
     """A training step on 8 x 256 tokens."""
-    config = compose("pretrain", ["model=5m"])
-    draw = np.random.Generator(np.random.Philox(0))
-    parts = np.r_[GIVEN, np.ones(LENGTH - 1, int)]
-    examples = [Example(draw.integers(0, 81, LENGTH), parts) for _ in range(BATCH)]
-    ours = [_warmed(f"ours, {precision}", BATCH * LENGTH, _training_step(config, precision, examples)) for precision in PRECISIONS]
+    ours = [training_step(Place(precision=precision), BATCH, LENGTH) for precision in PRECISIONS]
     words = {f"transformers, {name}": ["train", *name.split()] for name in ("fp32", "bf16", "bf16 compile")}
     with peers(setting, BATCH * LENGTH, words) as others:
-        return compare("pretraining 8 x 256", "tokens/s", "1.25 (1.5)", ours + others, setting.rounds)
+        return compare(f"pretraining {BATCH} x {LENGTH}", "tokens/s", "1.25 (1.5)", ours + others, setting.rounds)
 
 
-def _training_step(config: Config, precision: str, examples: Sequence[Example]) -> Callable[[], None]:
-    model = build_model(config.model, seed=0, precision=precision)
-    optimizer = build_optimizer(model, config.pretrain.optimizer)
+def training_step(place: Place, rows: int, length: int) -> Contender:
+    """A pretraining step on ``rows`` games of ``length`` tokens."""
+    model = place.build()
+    optimizer = build_optimizer(model, place.config().pretrain.optimizer)
+    draw = np.random.Generator(np.random.Philox(0))
+    parts = np.r_[GIVEN, np.ones(length - 1, int)]
+    examples = [Example(draw.integers(0, 81, length), parts) for _ in range(rows)]
 
     def step() -> None:
-        accumulate_gradient(model, examples, CPU_MICRO_BATCH)
+        accumulate_gradient(model, examples, place.micro_batch_tokens)
         optimizer_step(model, optimizer, 1e-3, 1.0)
 
-    return step
+    return _warmed(place, rows * length, step)
 
 
 def sampling(setting: Setting) -> list[Row]:
     """64 prompts, and 16 prompts x 16 samples that share them."""
     rows = []
     for prompts, group, wanted in ((64, 1, "3.5 (6)"), (16, 16, "6 (10)")):
-        work = prompts * group * setting.new
-        ours = [_warmed(f"ours, {name}", work, _sampling_step(name, prompts, group, setting.new)) for name in PRECISIONS]
+        ours = [sampling_step(Place(precision=name), prompts, group, setting.new) for name in PRECISIONS]
         words = {f"transformers, {name}": ["generate", name, str(prompts * group), str(group), str(setting.new)] for name in PRECISIONS}
-        with peers(setting, work, words) as others:
+        with peers(setting, prompts * group * setting.new, words) as others:
             rows += compare(f"sampling {prompts} x {group}", "tokens/s", wanted, ours + others, setting.rounds)
     return rows
 
 
-def _sampling_step(precision: str, prompts: int, group: int, new: int) -> Callable[[], Rollout]:
-    model = build_model(compose("rl", ["model=5m"]).model, seed=0, precision=precision)
-    environment, ids = mates(prompts), random_prompts(prompts)
-    return lambda: sampled(model, environment, ids, group, new)
+def sampling_step(place: Place, prompts: int, group: int, new: int) -> Contender:
+    """``new`` tokens for each of ``group`` samples of each prompt."""
+    model, environment, ids = place.build(), mates(prompts).to(place.device), random_prompts(prompts)
+    return _warmed(place, prompts * group * new, lambda: sampled(model, environment, ids, group, new))
 
 
 def mates(count: int) -> Environment:
@@ -112,30 +131,31 @@ def sampled(model: Transformer, environment: Environment, prompts: Sequence[Sequ
 
 def grpo(setting: Setting) -> list[Row]:
     """A whole step of 16 prompts x 8: sampling, reference, update."""
-    prompts = 16
-    ours = [_warmed(f"ours, {name}", 1, _grpo_step(name, prompts, setting.new)) for name in PRECISIONS]
+    prompts, group = 16, 8
+    ours = [grpo_step(Place(precision=name), prompts, group, setting.new) for name in PRECISIONS]
     with peers(setting, 1, {"TRL": ["grpo", str(prompts), str(setting.new)]}) as others:
-        return compare(f"GRPO step {prompts} x 8", "steps/s", "5 (8)", ours + others, setting.rounds)
+        return compare(f"GRPO step {prompts} x {group}", "steps/s", "5 (8)", ours + others, setting.rounds)
 
 
-def _grpo_step(precision: str, prompts: int, new: int) -> Callable[[], None]:
-    config = compose("rl", ["model=5m", "algorithm=grpo"])
-    config.rl.prompts = prompts
-    model, reference = (build_model(config.model, seed=0, precision=precision) for _ in range(2))
+def grpo_step(place: Place, prompts: int, group: int, new: int) -> Contender:
+    """An RL step on random rewards, ``new`` tokens for each episode."""
+    config = place.config()
+    config.rl.prompts, config.algorithm.group = prompts, group
+    model, reference = place.build(), place.build().requires_grad_(False)
     learner = Learner(model, None)
-    state = RlState(model, build_optimizer(learner, config.rl.optimizer), value_head=None, reference=None, labels=None)
-    environment, ids = mates(prompts), random_prompts(prompts)
-    rewards = torch.from_numpy(np.random.Generator(np.random.Philox(2)).random((prompts, config.algorithm.group)))
+    state = RlState(model, build_optimizer(learner, config.rl.optimizer))
+    environment, ids = mates(prompts).to(place.device), random_prompts(prompts)
+    rewards = torch.from_numpy(np.random.Generator(np.random.Philox(2)).random((prompts, group))).to(place.device)
 
     def step() -> None:
-        episodes = sampled(model, environment, ids, config.algorithm.group, new)
+        episodes = sampled(model, environment, ids, group, new)
         # The oracle and the answers are for what is logged; the update does not look at them.
         scored = Scored(episodes, {}, rewards, rewards.flatten(), episodes.solved, episodes.moves)
-        learn(learner, state, reference.requires_grad_(False), scored, config, CPU_MICRO_BATCH, 1e-5, 1)
+        learn(learner, state, reference, scored, config, place.micro_batch_tokens, 1e-5, 1)
 
-    return step
+    return _warmed(place, 1, step)
 
 
-def _warmed(name: str, work: float, function: Callable[[], object]) -> Contender:
+def _warmed(place: Place, work: float, function: Callable[[], object]) -> Contender:
     function()
-    return Contender(name, work, lambda: timed(function))
+    return Contender(f"ours, {place.model}, {place.precision}", work, lambda: timed(function, place.device))

@@ -72,6 +72,15 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def default_micro_batch_tokens(device: torch.device, precision: str) -> int:
+    """Padded tokens per forward pass. On a CPU small ones keep the activations in its cache: in fp32 1,024 measured 1.6 times faster than
+    16,384, in bf16 2,048 1.07 times faster than 1,024.
+    """
+    if device.type != "cpu":
+        return 65536
+    return 2048 if precision == "bf16" else 1024
+
+
 @functools.cache
 def code_version() -> str:
     """Version of the package, with the commit where it runs from a checkout."""
@@ -125,8 +134,8 @@ class Run:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Padded tokens per forward pass. On a CPU small ones keep the activations in its cache: 1,024 measured 1.6 times faster than 16,384."""
-        return self.config.run.micro_batch_tokens or (1024 if self.device.type == "cpu" else 65536)
+        """Padded tokens per forward pass."""
+        return self.config.run.micro_batch_tokens or default_micro_batch_tokens(self.device, self.config.run.precision)
 
     @property
     def finished(self) -> bool:
