@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from checks import grpo, tokens
+from checks import grpo, passk, plan, pretraining, rewards, theory, tokens, traces
 
 Check = tuple[Callable[[Any], bool], str]  # the test, and a hint for who failed it
-CHECKS: dict[str, Check] = {**tokens.CHECKS, **grpo.CHECKS}
+CHECKS: dict[str, Check] = {
+    name: check
+    for lab in (tokens, pretraining, traces, grpo, passk, rewards, theory, plan)
+    for name, check in lab.CHECKS.items()
+}

@@ -1,0 +1,115 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+# ---
+
+# %% [markdown]
+# # Lab 2: pretraining and its scaling
+#
+# The same model on more and more games: how does the loss fall, what does it cost, and can you say beforehand what a longer run will reach? 40 minutes, of which
+# some 5 are computing.
+
+# %%
+import numpy as np
+from lab import OUTPUTS, check, check_function, policy_keys, run, save, size
+from matplotlib.figure import Figure
+
+from chessrl.run import read_summary
+
+# %% [markdown]
+# ## What it costs
+#
+# Training a model of N parameters (embeddings left out) on T tokens takes about 6 N T floating-point operations: 2 forward and 4 backward for each parameter and
+# token.
+#
+# **Exercise 2.1.** Write that function, and its inverse: how many tokens a budget buys.
+
+# %% name="flops"
+def training_flops(parameters: int, tokens: int) -> float:
+    raise NotImplementedError
+
+
+def affordable_tokens(flops: float, parameters: int) -> float:
+    raise NotImplementedError
+
+
+# %%
+check_function("2.1 flops", training_flops)
+check_function("2.1 tokens", affordable_tokens)
+
+# %% [markdown]
+# ## Three runs
+#
+# The smallest model, on three numbers of tokens; the fourth, longer run stays for the end. Each command could be typed; what is finished is found again.
+
+# %%
+BUDGETS = size([125_000, 250_000, 500_000], [20_000, 30_000, 45_000])
+LONGER = size(1_000_000, 60_000)
+
+
+def pretrained(tokens: int) -> dict:
+    """The summary of the run on so many tokens."""
+    return read_summary(run("pretrain", *policy_keys(f"pretrain.tokens={tokens}")))
+
+
+runs = [pretrained(tokens) for tokens in BUDGETS]
+tokens = np.array([summary["tokens"] for summary in runs], float)
+losses = np.array([summary["validation/loss"] for summary in runs])
+for summary in runs:
+    parameters = summary["parameters"]["without_embeddings"]
+    print(f"N = {parameters:,}, T = {summary['tokens']:,}: {summary['validation/loss']:.3f} nats per move token, {summary['flops']:.2e} FLOPs")
+
+# %% [markdown]
+# ## A law
+#
+# **Exercise 2.2.** Fit log10 L = a + b log10 T by least squares and return (a, b). (A law with a floor, L = E + B T^-beta, needs more runs than three.)
+
+# %% name="power_law"
+def power_law(tokens: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
+    raise NotImplementedError
+
+
+# %%
+check_function("2.2 power law", power_law)
+
+# %% [markdown]
+# **Question 2.3.** A batch holds 4,096 tokens. How many steps does a run of 1,000,000 tokens take?
+#
+# **Question 2.4.** At a fixed budget of FLOPs, you double N. By which factor does T change?
+#
+# **Question 2.5.** The loss of a model that knows the rules and nothing else: with 12 legal moves everywhere, all equally likely, and 3 tokens a move, how many nats
+# per token?
+
+# %% name="answers"
+steps = ...
+factor = ...
+nats = ...
+
+# %%
+check("2.3 steps", steps)
+check("2.4 tokens at twice the size", factor)
+check("2.5 rules alone", nats)
+
+# %% [markdown]
+# ## The prediction
+#
+# **The figure.** Predict the loss of the longer run from your law, then train it (a minute), and draw both.
+
+# %% name="prediction"
+predicted = ...
+
+# %%
+if predicted is not ...:
+    longer = pretrained(LONGER)
+    print(f"predicted {predicted:.3f}, measured {longer['validation/loss']:.3f} nats per move token")
+    figure = Figure(figsize=(6, 3.4))
+    axes = figure.subplots()
+    axes.loglog(tokens, losses, "o", label="the three runs")
+    axes.loglog([longer["tokens"]], [longer["validation/loss"]], "s", label="the longer run")
+    a, b = power_law(tokens, losses)
+    line = np.geomspace(tokens[0], longer["tokens"], 50)
+    axes.loglog(line, 10 ** (a + b * np.log10(line)), color="0.6", label="the law of the three")
+    axes.set(xlabel="T (tokens)", ylabel="L (nats per move token)")
+    axes.legend()
+    save(figure, "02_pretraining")

@@ -1,0 +1,111 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+# ---
+
+# %% [markdown]
+# # Lab 6: rewards that say nothing, verifiers that err
+#
+# What of a gain is owed to the reward? Train from one start with the truth, with coin flips, with a verifier that errs now and then and with one whose verdict is
+# worth nothing. 45 minutes, of which some 8 are computing.
+
+# %%
+import numpy as np
+import pandas as pd
+from lab import check, check_function, policy_keys, run, save, start_policy
+from matplotlib.figure import Figure
+
+# %% [markdown]
+# ## What flips do to an advantage
+#
+# A verifier accepts a right answer with probability TPR and a wrong one with FPR; J = TPR - FPR. With success probability p it accepts a share q = FPR + J p. GRPO divides
+# by the standard deviation of what was paid.
+#
+# **Exercise 6.1.** By how much is the expected advantage of a right answer above that of a wrong one, in large groups?
+
+# %% name="gap"
+def advantage_gap(p: float, tpr: float, fpr: float) -> float:
+    raise NotImplementedError
+
+
+# %%
+check_function("6.1 the gap", advantage_gap)
+
+# %% [markdown]
+# ## Errors that stay
+#
+# Now each *answer* has its verdict for good: a share TPR of the right ones is accepted, a share FPR of the wrong ones, always the same. RL can then learn to be accepted.
+#
+# **Exercise 6.2.** If in the end only accepted answers are given, and RL never changes the shares *among* the accepted ones: what share of them is right?
+
+# %% name="ceiling"
+def ceiling(p: float, tpr: float, fpr: float) -> float:
+    raise NotImplementedError
+
+
+# %%
+check_function("6.2 the ceiling", ceiling)
+
+# %% [markdown]
+# **Question 6.3.** J of a verifier that accepts 86 % of the right answers and 5 % of the wrong ones?
+#
+# **Question 6.4.** A verifier accepts everything with probability 1/2, right or wrong. Does GRPO's expected gradient, without clipping and in large groups, move the policy? `True` or
+# `False`.
+#
+# **Question 6.5.** p = .2, and the errors stay, with TPR = FPR = .5. The training reward rises to 1. Where does the true success end?
+
+# %% name="answers"
+youden = ...
+moves = ...
+truth = ...
+
+# %%
+check("6.3 Youden's J", youden)
+check("6.4 coin flips", moves)
+check("6.5 hacking that looks like progress", truth)
+
+# %% [markdown]
+# ## Four rewards, one start
+#
+# One update per rollout, so no clip is ever met. The success is exact: no sampling noise is left but that of the training itself.
+
+# %%
+REWARDS = {
+    "truth": ["reward=line"],
+    "errs (.86, .05)": ["reward=noisy_line", "reward.true_positive_rate=0.86", "reward.false_positive_rate=0.05"],
+    "worth nothing (.5, .5)": ["reward=noisy_line", "reward.true_positive_rate=0.5", "reward.false_positive_rate=0.5"],
+    "random": ["reward=random"],
+}
+start = start_policy()
+
+
+def success(directory) -> np.ndarray:
+    """Exact success of every validation puzzle."""
+    run("chessrl.evaluate", *policy_keys(f"parent={directory}"))
+    (path,) = directory.glob("evaluations/*/exact.parquet")
+    return pd.read_parquet(path).sort_values("puzzle")["p"].to_numpy()
+
+
+successes = {"start": success(start)}
+for name, keys in REWARDS.items():
+    successes[name] = success(run("rl", *policy_keys(f"parent={start}", *keys)))
+print({name: round(float(values.mean()), 4) for name, values in successes.items()})
+
+# %% [markdown]
+# **The figure.** For each reward the mean change of a puzzle's success against the start, with a 95 % interval by bootstrap over puzzles (resample puzzles, keep the pairing). `changes`
+# gets a (mean, low, high) for each name. One seed each: what is left between "random" and zero may be the seed; the committed results use five.
+
+# %% name="changes"
+changes = {}
+
+# %%
+if changes:
+    figure = Figure(figsize=(6, 3))
+    axes = figure.subplots()
+    middle, low, high = np.array(list(changes.values())).T
+    axes.errorbar(np.arange(len(changes)), middle, [middle - low, high - middle], fmt="o", capsize=3)
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    axes.set_xticks(np.arange(len(changes)), list(changes))
+    axes.set(ylabel="change of mean success")
+    save(figure, "06_rewards")
