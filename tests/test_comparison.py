@@ -152,6 +152,8 @@ def test_without_exact_evaluations_samples_are_compared(tmp_path):
     assert sorted(changes["k"].unique()) == [1, 4, 16]
     row = tables["passk"].query("policy == 'line' and bin == 'all' and k == 1").iloc[0]
     assert row["pass_at_k"] == pytest.approx(np.mean([pd.read_parquet(path)["solved"].mean() for path in samples]))
+    forced = compare(write_sweep(tmp_path / "both"), tmp_path / "forced", "exact=false")
+    pd.testing.assert_frame_equal(forced["changes"], changes)
     with pytest.raises(UserError, match="16 samples a puzzle are too few for pass@256"):
         compare(tmp_path / "sampled", tmp_path / "out", "ks=256")
 

@@ -24,7 +24,12 @@ SMALL = [
     *("rl.steps=1", "rl.bins=[B1]", "rl.prompts=4", "algorithm.group=2", "rl.thinking_budget=24", "rl.validation_puzzles=4"),
 ]
 # rl.steps and pretrain.tokens give way to a budget: about 10,000 tokens of pretraining and as much again of RL for the tiny model.
-BUDGETS = {"shen2026": ["budget.flops=2e9", "budget.alpha=0.4"], "traces": ["sft.tokens=3000"]}
+BUDGETS = {
+    "shen2026": ["budget.flops=2e9", "budget.alpha=0.4"],
+    "traces": ["sft.tokens=3000"],
+    "spurious_rewards": ["sft.tokens=3000", "algorithm.minibatches=2", "reward=random"],
+    "six_algorithms": ["sft.tokens=3000", "algorithm=dapo"],
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -40,7 +45,10 @@ def test_every_experiment_runs_at_toy_size(experiment, tiny_runs, tmp_path):
     assert summary["flops"] > 0 and summary["stage"] == stage
 
 
-@pytest.mark.parametrize("experiment", ["shen2026", "learning_rates", "traces", "noisy_verifier", "shallow_verifier", "curriculum"])
+SWEEPS = ["shen2026", "learning_rates", "traces", "noisy_verifier", "shallow_verifier", "curriculum", "spurious_rewards", "six_algorithms"]
+
+
+@pytest.mark.parametrize("experiment", SWEEPS)
 def test_every_value_that_an_experiment_sweeps_composes(experiment):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         params = hydra.compose("chessrl", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params
@@ -58,3 +66,10 @@ def test_the_papers_settings():
     assert config.algorithm.epochs * config.algorithm.minibatches == 1, "one update per rollout"
     assert (config.pretrain.optimizer.lr, config.pretrain.optimizer.min_lr_ratio, config.pretrain.batch_tokens) == (1e-3, 0.1, 524_288)
     assert (config.world.state, config.world.context, config.world.sft_puzzles, config.world.test_puzzles) == ("history", 1024, 42_000, 1480)
+
+
+def test_six_algorithms_differ_in_nothing_but_the_algorithm():
+    configs = [compose("rl", ["experiment=six_algorithms", f"algorithm={name}"]) for name in ("grpo", "ppo", "remax", "rloo", "reinforce_pp", "dapo")]
+    shared = {(c.algorithm.group, c.algorithm.minibatches, c.algorithm.epochs, c.algorithm.beta, c.rl.prompts, c.rl.steps) for c in configs}
+    assert shared == {(8, 1, 1, 0.0, 16, 30)}, "a preset's own group size or updates per rollout would be compared instead"
+    assert len({(c.algorithm.advantage, c.algorithm.baseline, c.algorithm.sampling) for c in configs}) == 6
