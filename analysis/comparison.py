@@ -37,7 +37,7 @@ MEASURES = {  # of every RL step -> its name in the figure
     "entropy": "entropy (nats a token)",
     "kl": "KL to the start (nats a token)",
 }
-ENDS = 5  # logged steps at either end that measures.csv averages
+ENDS = 5  # logged steps at either end that measures.csv averages, of few at most half
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ def measures_table(groups: Sequence[Group]) -> pd.DataFrame:
             logged = [run.metrics[metric].dropna() for run in group.runs if metric in run.metrics]
             if not logged or any(series.empty for series in logged):
                 continue
-            first, last = (np.array([part.mean() for part in parts]) for parts in zip(*((each[:ENDS], each[-ENDS:]) for each in logged)))
+            ends = [(each[:width], each[-width:]) for each in logged for width in [max(1, min(ENDS, len(each) // 2))]]
+            first, last = (np.array([part.mean() for part in parts]) for parts in zip(*ends))
             row = {"policy": group.name, "metric": metric, "seeds": len(logged), "first": first.mean(), "last": last.mean()}
             rows.append(row | {"last_low": last.min(), "last_high": last.max()})
     return pd.DataFrame(rows)
