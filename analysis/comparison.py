@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison_page import changes_figure, group_curves_figure, page
-from analysis.coverage import coverage_cells, crossover, delta_se
+from analysis.coverage import CELLS, coverage_cells, crossover, delta_se
 from analysis.grouped import check_same_puzzles, exact_by_puzzle, passk_tables, sampled_by_puzzle
 from analysis.read import Evaluation, Run, read_runs
+from analysis.resampling import Weights
 from chessrl.command import parse_settings, run_command
 from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import save_figure
@@ -158,15 +159,16 @@ def measured(groups: Sequence[Group], settings: ComparisonSettings) -> Measured:
 
 
 def coverage_table(found: Measured, seed: int) -> pd.DataFrame:
-    """One row per group: crossover k*, Delta_SE and the four cells at a large k, of pass@k averaged over seeds; intervals over puzzles."""
-    rng, ks = np.random.default_rng(seed), found.ks
+    """One row per group: crossover k*, Delta_SE and the four cells at a large k; intervals over puzzles, and over seeds where there are several."""
+    ks = found.ks
     large = max((k for k in ks if k <= LARGE_K), default=min(ks))
     at, rows = ks.index(large), []
     for group, trained in found.values.items():
-        after, before = trained.mean(0), found.bases[group].mean(0)
-        crossing = crossover(before, after, ks, rng)
-        gap, low, high = delta_se(before[:, at], after[:, 0], rng)
-        cells = coverage_cells(before[:, at], after[:, at]).set_index("cell")["share"]
+        before = found.bases[group]
+        weights = Weights.draw(trained.shape[1], len(trained), np.random.default_rng(seed))
+        crossing = crossover(before, trained, ks, weights)
+        gap, low, high = delta_se(before[..., at], trained[..., 0], weights)
+        cells = dict(zip(CELLS, coverage_cells(before[..., at], trained[..., at]).mean((0, 1))))
         rows.append(
             {
                 "policy": group, "crossover_k": crossing.k, "crossover_low": crossing.low, "crossover_high": crossing.high,

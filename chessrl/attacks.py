@@ -7,6 +7,7 @@ verifier that accepts one has been fooled. Patterns after arXiv 2505.22203, tran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import chess
@@ -44,8 +45,8 @@ class _Script:
     def select(self, rows: Tensor) -> _Script:
         return _Script(self.texts[rows], self.end)
 
-    def grow(self, slots: int) -> None:
-        """Nothing is kept that would have to grow."""
+    def reserve(self, slots: int) -> None:
+        """Nothing is kept that would need room."""
 
 
 class ScriptedPolicy:
@@ -65,6 +66,10 @@ class ScriptedPolicy:
     def decode(self, tokens: Tensor, script: _Script) -> Tensor:
         script.end += 1
         return self._logits(script.texts[:, min(script.end, script.texts.shape[1] - 1)])
+
+    @staticmethod
+    def autocast() -> AbstractContextManager[None]:
+        return nullcontext()
 
     @staticmethod
     def _logits(tokens: Tensor) -> Tensor:
