@@ -117,7 +117,7 @@ def steps_of(found: Sequence[Checkpoint]) -> list[Step]:
     for later in found:
         for start in reversed(found):
             if all(any(parent.run_id in run.parents for parent in start.runs) for run in later.runs):
-                steps.append(Step(_matched(start, later), later))
+                steps.append(Step(matched(start, later), later))
                 break
     return steps
 
@@ -129,7 +129,12 @@ def startless(found: Sequence[Checkpoint], steps: Sequence[Step]) -> list[str]:
     return [f"Compared with none, since the policy that it began from is not in runs= or not measured alike: {', '.join(alone)}."] if alone else []
 
 
-def _matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:
+def places_of(start: Checkpoint, later: Checkpoint) -> list[int]:
+    """Of each of the later's runs, in their order, which of the start's it began from."""
+    return [next(at for at, parent in enumerate(start.runs) if parent.run_id in run.parents) for run in later.runs]
+
+
+def matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:
     """The start with one run for each of the later's, in their order."""
-    places = [next(at for at, parent in enumerate(start.runs) if parent.run_id in run.parents) for run in later.runs]
+    places = places_of(start, later)
     return Checkpoint(start.label, start.stage, start.step, *(tuple(items[at] for at in places) for items in (start.runs, start.evaluations)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.chains import Checkpoint
+from analysis.chains import Checkpoint, matched, places_of
 from analysis.coverage import majority_at_k
 from analysis.read import Evaluation
 from analysis.resampling import Weights
@@ -49,6 +49,11 @@ class Success:
     def only(self, mask: np.ndarray) -> Success:
         """The puzzles of a mask."""
         return Success(self.checkpoint, self.kind, self.puzzles[mask], self.bins[mask], self.values[:, mask], self.samples)
+
+    def began(self, later: Checkpoint) -> Success:
+        """One seed for each of the later checkpoint's, in their order: of the policy that it began from, which may be that of several."""
+        at = places_of(self.checkpoint, later)
+        return Success(matched(self.checkpoint, later), self.kind, self.puzzles, self.bins, self.values[at], self.samples)
 
     def masks(self) -> list[tuple[str, np.ndarray]]:
         """("all", every puzzle), then each bin."""
