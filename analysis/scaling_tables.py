@@ -97,8 +97,8 @@ def predictor_table(lines: pd.DataFrame, rng: np.random.Generator) -> pd.DataFra
     rows = []
     for outcome, values in outcomes.items():
         for predictor, given in predictors.items():
-            rho, low, high = rank_correlation(given.to_numpy(), values.to_numpy(), rng)
-            rows.append({"outcome": outcome, "predictor": predictor, "rho": rho, "low": low, "high": high, "runs": len(lines)})
+            rho, low, high, runs = rank_correlation(given.to_numpy(), values.to_numpy(), rng)
+            rows.append({"outcome": outcome, "predictor": predictor, "rho": rho, "low": low, "high": high, "runs": runs})
     return pd.DataFrame(rows)
 
 
