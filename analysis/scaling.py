@@ -66,6 +66,7 @@ class Sweep:
     surface: SurfaceFit | None
     surface_notes: tuple[str, ...]
     c_ref: float
+    lineless: tuple[str, ...]  # runs measured at one compute alone, in no law: left out of all of the above
 
     def rng(self, place: int) -> np.random.Generator:
         """Each section has its own: a section more changes no other's numbers."""
@@ -80,9 +81,11 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
     cells = pretraining_cells(outputs)
     runs = rl_runs(outputs)
     success = success_table(runs, settings.measure)
+    lineless = runs_without_line(success)
+    runs, success = [run for run in runs if run.name not in lineless], success[~success["run"].isin(lineless)]
     points = points_of(success, settings.bins)
     if points["run"].nunique() < MINIMUM_RUNS:
-        found = points["run"].nunique()
+        found = f"{points['run'].nunique()}" + (f" and {len(lineless)} measured once only" if lineless else "")
         raise UserError(f"outputs={outputs}: laws across runs need {MINIMUM_RUNS} measured RL runs, found {found}: sweep model and pretrain.tokens")
     c_ref = settings.c_ref or tables.common_compute(points)
     lines = tables.line_table(success, settings.bins, c_ref, np.random.default_rng([settings.seed, 0]))
@@ -93,7 +96,13 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
         notes = surface.warnings
     except UserError as error:
         surface, notes = None, (str(error),)
-    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref)
+    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref, lineless)
+
+
+def runs_without_line(success: pd.DataFrame) -> tuple[str, ...]:
+    """The runs of ``success_table`` that were measured at fewer than two computes of RL: their slope is not known."""
+    computes = success[success["rl_flops"] > 0].groupby("run")["rl_flops"].nunique()
+    return tuple(computes.index[computes < 2])
 
 
 # ---- sections ---------------------------------------------------------------------------------------------------------------------------
@@ -108,7 +117,9 @@ def run_section(sweep: Sweep) -> Section:
         f"C_ref = {sweep.c_ref:.3g} (dotted). Triangles: before RL."
     )
     figure = scaling_figures.rl_curves_figure(sweep.points, sweep.lines, sweep.c_ref)
-    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure)
+    left_out = "Left out, since one step of RL that was measured makes no line (rl.save_steps, pipeline.evaluate_steps=true): "
+    notes = (f"{left_out}{', '.join(sweep.lineless)}.",) if sweep.lineless else ()
+    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure, notes)
 
 
 def level_section(sweep: Sweep) -> Section:

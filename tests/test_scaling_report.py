@@ -95,6 +95,21 @@ def test_a_line_is_the_mean_of_its_puzzles_lines(success, points) -> None:
         assert row.reference_high - row.reference == pytest.approx(half, rel=0.25)
 
 
+def test_one_measured_step_makes_no_line(tmp_path) -> None:
+    outputs = make_sweep(tmp_path, SIZES[:2], BUDGETS[:3])
+    (first, *_) = sorted(outputs.glob("rl-*"))
+    for step in STEPS[1:]:
+        shutil.rmtree(first / "evaluations" / f"step{step}")
+    runs = rl_runs(outputs)
+    table = scaling_tables.line_table(success_table(runs), ("all",), 3e9, np.random.default_rng(0)).set_index("run")
+    lines = ["reference", "reference_low", "reference_high", "slope", "slope_low", "slope_high", "rmse"]
+    assert table.loc[first.name, lines].isna().all() and not table.drop(first.name)[lines].isna().any(axis=None)
+    assert table.loc[first.name, ["before_rl", "after_rl"]].notna().all()
+    sweep = scaling.read_sweep(scaling.ScalingSettings(out="", outputs=str(outputs), resamples=2))
+    assert len(sweep.lines) == 5 and first.name not in set(sweep.points["run"])
+    assert first.name in " ".join(scaling.run_section(sweep).notes)
+
+
 def test_the_common_compute_lies_where_all_runs_were_measured(points) -> None:
     low, high = FLOPS_PER_STEP * STEPS[0] * 3, FLOPS_PER_STEP * STEPS[-1] * 0.3  # of the largest size's first step, of the smallest's last
     assert scaling_tables.common_compute(points) == pytest.approx(np.sqrt(low * high))
