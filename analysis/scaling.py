@@ -20,7 +20,7 @@ from analysis import scaling_tables as tables
 from analysis.loss_surface import SurfaceFit, fit_loss_surface
 from analysis.report import write_page
 from analysis.rl_laws import FORMS, fit_form, fit_run_lines, spearman_table
-from analysis.scaling_data import RlRun, points_of, pretraining_cells, rl_runs, success_table
+from analysis.scaling_data import RlRun, fewest_samples, points_of, pretraining_cells, rl_runs, success_table
 from analysis.scaling_policies import QUESTION as POLICY_QUESTION
 from analysis.scaling_policies import policy_sections
 from analysis.sections import Section
@@ -210,7 +210,8 @@ def ceiling_section(sweep: Sweep) -> Section:
 
 def start_section(sweep: Sweep) -> Section:
     by_k = {1: sweep.points}
-    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in START_KS[1:]}
+    ks = START_KS if sweep.settings.measure == "exact" else [k for k in START_KS if k <= fewest_samples(sweep.runs)]
+    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in ks if k > 1}
     return Section(
         "start", "What fine-tuned policies solve, over pretraining loss",
         "pass@k before RL as scale * 10^(slope L), least squares of its logarithm; scale in percent. k = 1 is the floor of the law of RL.",

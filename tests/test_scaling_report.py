@@ -1,6 +1,7 @@
 """The scaling report on run folders made from a stated law: what it reads, fits and refuses."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,13 @@ def test_sampled_success_stands_in_where_asked(one) -> None:
     assert row["success"] == np.round(4 * success_of(reward_of(row["parameters"], row["tokens"], row["rl_flops"]))[-1]) / 4
     with pytest.raises(UserError, match="measure=guess: expected one of exact, test, validation"):
         success_table([], "guess")
+
+
+def test_sampled_starts_are_read_at_the_ks_that_their_samples_allow(sweep) -> None:
+    settings = scaling.ScalingSettings(out="", outputs=str(sweep), measure="test", resamples=2)
+    assert scaling.start_section(scaling.read_sweep(settings)).table["k"].tolist() == [1, 4]  # of 4 samples
+    exact = scaling.read_sweep(replace(settings, measure="exact"))
+    assert scaling.start_section(exact).table["k"].tolist() == [1, 4, 8, 16]
 
 
 def test_runs_without_exact_success_are_told_what_makes_it(one, tmp_path) -> None:
