@@ -10,6 +10,7 @@ from analysis.read import STAGES, Evaluation, Run
 from chessrl.statistics import LABELS
 
 SECTIONS = {"pretrain": ("pretrain",), "sft": ("sft",), "rl": ("rl", "algorithm", "reward")}  # of the configuration, beside world and model
+ENGINE_KEYS = ("mode", "depth", "nodes", "delta", "mate_slack")  # which decide what the engine accepts and how it orders moves
 SEEDS = ("seed", "data_seed")
 SETTINGS = tuple(key for key in LABELS if key not in ("run", "stage", "step", "verifier"))
 
@@ -40,8 +41,21 @@ class Step:
 def recipe(run: Run, runs: dict[str, Run]) -> str:
     """What two seeds of one experiment share: all settings of the stage but its seeds, and the recipe of the parents that are among the runs."""
     kept = {name: _without_seeds(run.settings.get(name)) for name in ("world", "model", *SECTIONS[run.stage])}
+    if asks_engine(run):
+        engine = run.settings.get("engine") or {}
+        kept["engine"] = {key: engine.get(key) for key in ENGINE_KEYS}
     parents = sorted(recipe(runs[parent], runs) if parent in runs else parent for parent in run.parents)
     return json.dumps([run.stage, kept, parents], sort_keys=True, default=str)
+
+
+def asks_engine(run: Run) -> bool:
+    """Whether the engine's verdicts or its order of moves are part of what the run was trained on, or logged as the oracle."""
+    if run.stage == "sft":
+        trace = (run.settings.get("sft") or {}).get("trace") or {}
+        return bool(trace.get("enabled")) and "engine" in (trace.get("proposal"), trace.get("order"), trace.get("answer"))
+    reward = (run.settings.get("reward") or {}) if run.stage == "rl" else {}
+    parts = reward.get("weights") or {}
+    return "engine" in (reward.get("accept"), reward.get("oracle")) or "engine" in parts or "engine_score" in parts
 
 
 def _without_seeds(value: object) -> object:
