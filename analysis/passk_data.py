@@ -14,10 +14,9 @@ from analysis.coverage import majority_at_k
 from analysis.read import Evaluation
 from analysis.resampling import Weights
 from chessrl.errors import UserError
-from chessrl.statistics import pass_at_k
+from chessrl.statistics import EXACT_KS, pass_at_k
 from chessrl.theory_weights import pass_at_k_objective
 
-EXACT_KS = (*(2**power for power in range(13)), 10**4, 10**5, 10**6)
 KINDS = ("exact", "sampled, strict", "sampled, lenient")
 
 

@@ -11,11 +11,12 @@ import pytest
 
 from analysis import passk_tables
 from analysis.chains import Checkpoint, checkpoints
-from analysis.passk_data import EXACT_KS, Success, exact_success, majority, sampled_success
+from analysis.passk_data import Success, exact_success, majority, sampled_success
 from analysis.passk_sections import passk_sections
 from analysis.read import read_runs
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
+from chessrl.statistics import EXACT_KS
 from tests.test_analysis import KS, PUZZLES, SAMPLES, make_samples, write_evaluation, write_run
 
 NAMES = np.array([f"p{number:04d}" for number in range(PUZZLES)])
