@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.coverage import majority_at_k, matched_samples
+from analysis.evaluations import last_evaluation, start_of
 from analysis.read import Evaluation, Run
-from analysis.reward_sources import last_evaluation, start_of
 from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
 
 METRICS = ("pass@1", "pass@k", "maj@k")
@@ -24,20 +24,15 @@ def aligned_table(runs: Sequence[Run], split: str, rng: np.random.Generator) -> 
     rows = []
     for run in (run for run in runs if run.stage == "rl"):
         start = start_of(run, runs)
-        pair = (last_evaluation(start, split) if start else None, last_evaluation(run, split))
-        if None in pair or settings_of(pair[0]) != settings_of(pair[1]):
+        own = last_evaluation(run, split)
+        of_start = last_evaluation(start, split, like=own) if start and own else None
+        if of_start is None:
             continue
+        pair = (of_start, own)
         flops = tuple(2 * policy.summary["parameters"]["without_embeddings"] for policy in (start, run))
         for budget, prices in (("tokens", (1, 1)), ("FLOPs", flops)):
             rows += [{"run": run.run_id, "start": start.run_id, "split": split} | row for row in _rows(pair, budget, prices, rng)]
     return pd.DataFrame(rows)
-
-
-def settings_of(evaluation: Evaluation) -> tuple[object, ...]:
-    """What two evaluations must share to be compared; a budget of thinking means nothing to a policy that does not think."""
-    keys = ("protocol", "spelling", "temperature")
-    budget = evaluation.labels["thinking_budget"] if str(evaluation.labels["protocol"]).startswith("think") else None
-    return (*(evaluation.labels[key] for key in keys), budget)
 
 
 def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, int], rng: np.random.Generator) -> list[dict[str, object]]:

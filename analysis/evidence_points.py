@@ -10,10 +10,11 @@ import pandas as pd
 
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, read_prefixes, slice_table
+from analysis.evaluations import last_evaluation, solved_share
 from analysis.evidence_figures import prefixes_figure, verifiers_figure
 from analysis.read import Run
 from analysis.readiness import Check, EvidenceSettings, at_least, at_most, enough, missing, stated
-from analysis.reward_sources import BASELINES, drift_table, entropy_law, last_evaluation, reward_differences, reward_table, solved_share, trained_runs
+from analysis.reward_sources import BASELINES, drift_table, entropy_law, reward_differences, reward_table, trained_runs
 from analysis.sections import Section
 from analysis.verifier_audit import REWARD_PARTS, alternative_table, attack_rates, gap_rise, gap_table, read_audits, training_verifier, verifier_table
 from chessrl.access_log import LOG, log_fault, read_log
@@ -169,12 +170,16 @@ def holdout(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
     path = Path(settings.log) if settings.log else runs[0].path.parent / LOG
     entries, rows, checks = read_log(path), [], []
     for run in claims(runs, settings):
-        private, test = last_evaluation(run, "private"), last_evaluation(run, settings.split)
-        if private is None or test is None:
+        private = last_evaluation(run, "private")
+        test = last_evaluation(run, settings.split, like=private, same_step=True) if private else None
+        if test is None:
             command = f"python -m chessrl.evaluate parent={run.path} evaluate.split=private evaluate.open_private=true"
+            if private is not None:  # another look would not help
+                step = f"evaluate.step={private.labels['step']} and the settings of {private.folder}"
+                command = f"python -m chessrl.evaluate parent={run.path} evaluate.split={settings.split} with {step}"
             checks.append(missing(5, run.label, f"pass@1 on {settings.split} less private", command))
             continue
-        values = [solved_share(evaluation)["solved"].to_numpy(np.float64) for evaluation in (private, test)]
+        values = [solved_share(evaluation).to_numpy() for evaluation in (private, test)]
         difference, low, high = independent_difference(*values, rng)
         name = f"pass@1 on {settings.split} less private ({values[1].mean():.3f} and {values[0].mean():.3f})"
         checks.append(at_most(5, run.label, name, difference, low, high, settings.private_drop, "tables/private.csv"))

@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from analysis.evaluations import last_evaluation, settings_of, solved_share, start_of
 from analysis.read import Evaluation, Run
 from chessrl.errors import UserError
 from chessrl.statistics import LEVEL, RESAMPLES, nested_differences, nested_means
@@ -38,9 +38,9 @@ class Trained:
     after: pd.Series
 
 
-def setup_of(run: Run) -> str:
-    """Six hex digits of what the run was done with but for reward, seeds and parent: equal for runs that a table may compare."""
-    sections = {name: _without_seeds(run.settings.get(name, {})) for name in SETUP_SECTIONS}
+def setup_of(run: Run, evaluation: Evaluation) -> str:
+    """Six hex digits of what the run was done and evaluated with but for reward, seeds and parent: equal for runs that a table may compare."""
+    sections = {name: _without_seeds(run.settings.get(name, {})) for name in SETUP_SECTIONS} | {"evaluation": settings_of(evaluation)}
     return hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()[:6]
 
 
@@ -48,37 +48,21 @@ def _without_seeds(value: object) -> object:
     return {key: _without_seeds(inner) for key, inner in value.items() if key not in OWN_KEYS} if isinstance(value, dict) else value
 
 
-def start_of(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The policy that an RL run started from, where it is among ``runs``."""
-    name = Path(str(run.settings.get("parent", ""))).name
-    return next((other for other in runs if other.run_id == name), None)
-
-
-def last_evaluation(run: Run, split: str, verifier: str = "line") -> Evaluation | None:
-    """The largest evaluation of the run's last evaluated step on a split by a verifier."""
-    found = [item for item in run.evaluations if (item.labels["split"], item.labels["verifier"]) == (split, verifier)]
-    return max(found, key=lambda item: (item.labels["step"], item.n_puzzles * item.n_samples, item.folder.name), default=None)
-
-
-def solved_share(evaluation: Evaluation) -> pd.DataFrame:
-    """One row per puzzle: bin, and its share of solved samples."""
-    return evaluation.samples().groupby("puzzle").agg(bin=("bin", "first"), solved=("solved", "mean"))
-
-
 def trained_runs(runs: Sequence[Run], split: str) -> tuple[list[Trained], list[str]]:
     """The RL runs that can be compared with their start on ``split``, and a line for each that cannot."""
     found, missing = [], []
     for run in (run for run in runs if run.stage == "rl"):
         start = start_of(run, runs)
-        pair = [last_evaluation(policy, split) if policy else None for policy in (start, run)]
-        if None in pair:
-            lacking = "its start is not among runs=" if start is None else f"it or its start has no evaluation on {split} by the line"
-            missing.append(f"{run.run_id} is left out: {lacking}.")
+        own = last_evaluation(run, split)
+        of_start = last_evaluation(start, split, like=own) if start and own else None
+        if of_start is None:
+            unlike = f"it or its start has no evaluation on {split} by the line, or theirs were made under different settings"
+            missing.append(f"{run.run_id} is left out: {'its start is not among runs=' if start is None else unlike}.")
             continue
-        before, after = (solved_share(evaluation)["solved"].astype(float) for evaluation in pair)
+        before, after = solved_share(of_start), solved_share(own)
         shared = before.index.intersection(after.index)
         values = (before[shared], after[shared])
-        found.append(Trained(run, str(run.setting("reward.name")), int(run.setting("rl.seed")), setup_of(run), *values))
+        found.append(Trained(run, str(run.setting("reward.name")), int(run.setting("rl.seed")), setup_of(run, own), *values))
     return found, missing
 
 

@@ -14,6 +14,7 @@ import yaml
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, slice_table
 from analysis.evidence import gather, main
+from analysis.evidence_points import holdout
 from analysis.read import Run, read_runs
 from analysis.readiness import (
     FAILED,
@@ -210,6 +211,36 @@ def test_two_runs_of_one_reward_and_seed_are_refused(tmp_path):
     trained, _ = trained_runs(read_runs([*paths, write_run(tmp_path, "sft-0", 0.2)]), "test")
     with pytest.raises(UserError, match=r"both have reward line and rl\.seed=0"):
         reward_table(trained, np.random.default_rng(0))
+
+
+def test_a_run_and_its_start_are_compared_under_the_same_settings(tmp_path):
+    start, run = write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-1", 0.5, parent="x/sft-0")
+    write_evaluation(run, "rl", "later", make_samples(0.9, 0), step=200, protocol="answer", temperature=0.5)
+    trained, notes = trained_runs(read_runs([start, run]), "test")
+    assert not trained and "rl-1 is left out: " in notes[0] and "different settings" in notes[0]
+    write_evaluation(start, "sft", "cold", make_samples(0.1, 0), protocol="answer", temperature=0.5)
+    [found], notes = trained_runs(read_runs([start, run]), "test")
+    assert not notes and (found.before.mean(), found.after.mean()) == tuple(make_samples(skill, 0)["solved"].mean() for skill in (0.1, 0.9))
+
+
+def test_runs_evaluated_under_different_settings_are_no_seeds_of_one_setup(tmp_path):
+    paths = [write_run(tmp_path, "sft-0", 0.2)] + [write_run(tmp_path, f"rl-{seed}", 0.5, seed=seed, parent="x/sft-0") for seed in (0, 1)]
+    for path in (paths[0], paths[2]):
+        write_evaluation(path, path.name.split("-")[0], "strict", make_samples(0.3, 0), step=200, protocol="answer", spelling="strict")
+    table = reward_table(trained_runs(read_runs(paths), "test")[0], np.random.default_rng(0))
+    assert table["setup"].nunique() == 2 and table["seeds"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("labels", [{"step": 30}, {"temperature": 0.5}, {"spelling": "strict"}])
+def test_the_private_split_is_compared_with_the_test_of_its_step_and_settings(labels, tmp_path):
+    run = write_run(tmp_path, "rl-1", 0.5)
+    write_evaluation(run, "rl", "private", make_samples(0.3, 0), split="private", **({"protocol": "answer"} | labels))
+    settings = EvidenceSettings(runs=(str(run),), out="")
+    [check] = [check for check in holdout(read_runs([run]), settings, np.random.default_rng(0))[1] if check.name.startswith("pass@1")]
+    assert check.verdict == NOT_MEASURED and "evaluate.split=test" in check.source and "evaluations/private" in check.source
+    write_evaluation(run, "rl", "bbbb", make_samples(0.4, 0), **({"protocol": "answer"} | labels))
+    sections, _ = holdout(read_runs([run]), settings, np.random.default_rng(0))
+    assert sections[0].table["pass_at_1_test"].item() == pytest.approx(make_samples(0.4, 0)["solved"].mean())
 
 
 def test_drift_compares_the_tenths_at_the_ends(tmp_path):
