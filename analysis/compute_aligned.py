@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.coverage import majority_at_k, matched_samples
+from analysis.coverage import matched_samples
 from analysis.evaluations import last_evaluation, start_of
+from analysis.passk_data import majority
 from analysis.read import Evaluation, Run
 from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
 
@@ -36,7 +37,7 @@ def aligned_table(runs: Sequence[Run], split: str, rng: np.random.Generator) -> 
 
 
 def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, int], rng: np.random.Generator) -> list[dict[str, object]]:
-    tables = [evaluation.samples("tokens", "first_move") for evaluation in pair]
+    tables = [evaluation.samples("tokens") for evaluation in pair]
     puzzles = sorted(set(tables[0]["puzzle"]) & set(tables[1]["puzzle"]))
     if not puzzles:
         return []
@@ -44,7 +45,7 @@ def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, i
     costs = [price * table["tokens"].mean() for price, table in zip(prices, tables)]
     spent = min(evaluation.n_samples * cost for evaluation, cost in zip(pair, costs))
     ks = [min(matched_samples(spent, cost), evaluation.n_samples) for evaluation, cost in zip(pair, costs)]
-    values = [_values(table, evaluation.n_samples, k, rng) for table, evaluation, k in zip(tables, pair, ks)]
+    values = [_values(table, evaluation, k, rng) for table, evaluation, k in zip(tables, pair, ks)]
     rows = []
     for place, metric in enumerate(METRICS):
         before, after = (table[:, [place]] for table in values)
@@ -56,10 +57,10 @@ def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, i
     return rows
 
 
-def _values(table: pd.DataFrame, samples: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """(puzzles, METRICS). An answer counts as the same where its first move and its outcome are: later moves are not in the samples table."""
-    solved = table["solved"].to_numpy(bool).reshape(-1, samples)
-    codes = pd.factorize(table["first_move"].astype(str) + table["solved"].astype(str))[0].reshape(-1, samples)
-    count = solved.sum(1)
-    columns = (pass_at_k(samples, count, 1), pass_at_k(samples, count, k), majority_at_k(codes, solved, k, rng))
+def _values(table: pd.DataFrame, evaluation: Evaluation, k: int, rng: np.random.Generator) -> np.ndarray:
+    """(puzzles of the table, METRICS)."""
+    samples = evaluation.n_samples
+    count = table["solved"].to_numpy(bool).reshape(-1, samples).sum(1)
+    kept = np.isin(np.unique(evaluation.samples()["puzzle"].astype(str)), table["puzzle"].unique())
+    columns = (pass_at_k(samples, count, 1), pass_at_k(samples, count, k), majority(evaluation, [k], rng)[kept, 0])
     return np.clip(np.stack(columns, axis=1), 0.0, 1.0)

@@ -275,6 +275,18 @@ def test_equal_compute_gives_the_longer_answers_fewer_samples(tmp_path):
     assert row["start_value"] == pytest.approx((solved[0] > 0).mean()), "k = n: any solved sample"
 
 
+def test_answers_that_begin_alike_are_no_vote_for_one_another(tmp_path):
+    """Of 16 answers 6 are right, and 5 and 5 begin with one wrong move: right by whole answers, wrong by first moves."""
+    start, trained = write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-1", 0.5, parent="outputs/sft-0")
+    answers = ["R a1 a8"] * 6 + ["R a1 a2 / R b1 b2"] * 5 + ["R a1 a2 / R b1 b3"] * 4 + ["R a1 a2 / b1 b3"]  # as spelt
+    samples = make_samples(0.5, 0).assign(answer=np.tile(answers, 90), solved=np.tile([True] * 6 + [False] * 10, 90), tokens=10)
+    for run, kept in ((start, samples), (trained, samples[samples["puzzle"] != "p0000"])):
+        kept.to_parquet(run / "evaluations" / "aaaa" / "samples.parquet")
+    table = aligned_table(read_runs([start, trained]), "test", np.random.default_rng(0)).set_index(["budget", "metric"])
+    row = table.loc["tokens", "maj@k"]
+    assert (row["n_puzzles"], row["k_start"], row["start_value"], row["rl_value"]) == (89, 16, 1, 1)
+
+
 # ---- readiness ----------------------------------------------------------------------------------------------------------------------------
 
 
