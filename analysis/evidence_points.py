@@ -16,10 +16,22 @@ from analysis.read import Run
 from analysis.readiness import Check, EvidenceSettings, at_least, at_most, enough, missing, stated
 from analysis.reward_sources import BASELINES, drift_table, entropy_law, reward_differences, reward_table, trained_runs
 from analysis.sections import Section
-from analysis.verifier_audit import REWARD_PARTS, alternative_table, attack_rates, gap_rise, gap_table, read_audits, training_verifier, verifier_table
+from analysis.verifier_audit import (
+    REWARD_PARTS,
+    alternative_table,
+    attack_rates,
+    audit_command,
+    audits_training,
+    gap_rise,
+    gap_table,
+    read_audits,
+    training_verifier,
+    verifier_table,
+)  # fmt: skip
 from chessrl.access_log import LOG, log_fault, read_log
 
 Found = tuple[list[Section], list[Check]]
+GAP_CHECK = "rise of (training verifier - oracle) over the run"
 
 
 def claims(runs: Sequence[Run], settings: EvidenceSettings) -> list[Run]:
@@ -53,19 +65,18 @@ def verifier(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gen
     checks = []
     for run in claims(runs, settings):
         name = training_verifier(run)
-        of_run = [audit for owner, audit in audits if owner is run and name in audit.record["verifiers"]]
+        of_run = [audit for owner, audit in audits if owner is run and audits_training(audit, run)]
         if of_run:
-            checks += _audit_checks(run, name, of_run[-1].record["step"], measured, attack_rates(of_run[-1]), settings)
+            checks += _audit_checks(run, name, verifier_table(of_run[-1], rng), attack_rates(of_run[-1]), settings)
         else:
-            depth = f" audit.depths=[{run.setting('engine.depth')}]" if name != "line" else ""
-            checks.append(missing(2, run.label, f"precision, J and attacks of {name}", f"python -m chessrl.audit parent={run.path}{depth}"))
+            checks.append(missing(2, run.label, f"precision, J and attacks of {name or 'the training verifier'}", audit_command(run)))
         of_gap = gaps[gaps["run"] == run.run_id] if len(gaps) else gaps
         if len(of_gap) >= 4:
             rise, error = gap_rise(of_gap)
             bounds = (rise - 1.96 * error, rise + 1.96 * error)
-            checks.append(at_most(2, run.label, "rise of (reward - oracle) over the run", rise, *bounds, settings.gap, "tables/hacking_gap.csv"))
+            checks.append(at_most(2, run.label, GAP_CHECK, rise, *bounds, settings.gap, "tables/hacking_gap.csv"))
         else:
-            checks.append(missing(2, run.label, "rise of (reward - oracle) over the run", "python -m rl, whose metrics.jsonl logs reward/gap"))
+            checks.append(missing(2, run.label, GAP_CHECK, "python -m rl, whose metrics.jsonl logs reward/gap"))
     proof = (
         "In the endgame world the oracle is the proof behind the line, so that the line's verdict is right by construction; the engine's are not."
     )
@@ -77,13 +88,13 @@ def verifier(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gen
                 "line's.", "audits/*/alternatives.parquet", alternatives),
         Section("attacks", "Attacks", "Answers that are wrong by construction: how often each verifier, and each reward part that pays for readable "
                 "answers, accepts them.", "audits/*/attacks.parquet", attacks),
-        Section("hacking_gap", "Hacking gap", "Training reward less the oracle's verdict of the same rollouts, by step.", "metrics.jsonl", gaps),
+        Section("hacking_gap", "Hacking gap", "The training verifier's verdict less the oracle's of the same rollouts, by step.",
+                "metrics.jsonl", gaps),
     ], checks  # fmt: skip
 
 
-def _audit_checks(run: Run, name: str, step: int, measured: pd.DataFrame, attacks: pd.DataFrame, settings: EvidenceSettings) -> list[Check]:
-    rows = measured[(measured["run"] == run.run_id) & (measured["verifier"] == name) & (measured["step"] == step)]
-    rows = rows.drop_duplicates("measure", keep="last")
+def _audit_checks(run: Run, name: str, measured: pd.DataFrame, attacks: pd.DataFrame, settings: EvidenceSettings) -> list[Check]:
+    rows = measured[measured["verifier"] == name]
     values = {row.measure: (row.value, row.ci_low, row.ci_high) for row in rows.itertuples()}
     worst = attacks[(attacks["verifier"] == name) & ~attacks["verifier"].isin(REWARD_PARTS)].sort_values(["success_rate", "ci_high"]).iloc[-1]
     return [

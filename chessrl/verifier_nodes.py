@@ -7,7 +7,7 @@ answer is judged as the reward ``engine`` judges an episode: every move is the l
 right when the line says so; a right answer is never refused by this reward, so its errors are false positives alone. ``recalled`` is what the
 engine would accept of the right answers by itself.
 
-Writes ``verdicts.parquet``, one row per policy, limit and puzzle, which ``python -m analysis.verifiers`` reads.
+Writes ``verdicts.parquet``, one row per policy, limit and puzzle, which ``python -m analysis.verifier_nodes`` reads.
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ import yaml
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, slice_table
 from analysis.evidence import gather, main
-from analysis.evidence_points import holdout
+from analysis.evidence_points import holdout, verifier
 from analysis.read import Run, read_runs
 from analysis.readiness import (
     FAILED,
     NOT_MEASURED,
     POINTS,
     SHOWN,
+    Check,
     EvidenceSettings,
     at_least,
     at_most,
@@ -114,6 +115,49 @@ def test_attack_rates_are_shares_of_the_puzzles_that_allow_them(tmp_path):
     write_audit(tmp_path / "rl-1", verdict_rows([(True, True)] * 4, 4), attacks.astype({"fooled": bool}))
     table = attack_rates(read_audits(tmp_path / "rl-1")[0]).set_index("attack")
     assert table["success_rate"].to_dict() == {"a": 0.25, "b": 1.0} and table["n"].to_dict() == {"a": 4, "b": 2}
+
+
+def write_engine_run(root: Path, reward: dict | None = None, engine: dict | None = None) -> Run:
+    """RL by the reward ``engine`` with an audit of line and engine at depth 8."""
+    path = write_run(root, "rl-1", 0.4, reward="engine")
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["engine"] = {"mode": "depth", "depth": 8, "nodes": 1000, "delta": 0.02, "mate_slack": 0} | (engine or {})
+    config["reward"] |= {"accept": "engine"} | (reward or {})
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = verdict_rows([(True, True)] * 300 + [(False, False)] * 300, 200).assign(
+        engine_depth_8=False, line_or_engine_depth_8=lambda table: table["line"]
+    )
+    attacks = pd.DataFrame({"attack": "mate_claim", "verifier": "line_or_engine_depth_8", "puzzle": [*range(400)], "bin": "B1", "fooled": False})
+    folder = write_audit(path, rows, attacks, ("line", "engine_depth_8", "line_or_engine_depth_8"))
+    record = json.loads((folder / "audit.json").read_text()) | {"nodes": 1000, "delta": 0.02, "mate_slack": 0}
+    (folder / "audit.json").write_text(json.dumps(record))
+    return read_runs([path])[0]
+
+
+def verifier_checks(run: Run) -> list[Check]:
+    checks = verifier([run], EvidenceSettings(runs=(), out="", accuracy="engine"), np.random.default_rng(0))[1]
+    return [check for check in checks if "rise" not in check.name]
+
+
+def test_an_engines_reward_is_audited_with_the_line_and_mates_that_it_pays(tmp_path):
+    checks = verifier_checks(write_engine_run(tmp_path))
+    names = {"precision of line_or_engine_depth_8", "J of line_or_engine_depth_8", "best attack on line_or_engine_depth_8: mate_claim"}
+    assert {check.name for check in checks} == names and {check.verdict for check in checks} == {SHOWN}
+
+
+@pytest.mark.parametrize(
+    ("reward", "engine", "source"),
+    [
+        ({"true_positive_rate": 0.3, "false_positive_rate": 0.7}, {}, "errs at random"),
+        ({"accept": "line", "false_positive_rate": 0.3}, {}, "errs at random"),
+        ({}, {"mode": "searchmoves", "nodes": 1}, "engine.mode=searchmoves"),
+        ({}, {"depth": 4}, "audit.depths=[4]"),
+        ({}, {"nodes": 1}, "engine.nodes=1 "),
+    ],
+)
+def test_a_training_verifier_that_was_not_audited_is_not_measured(reward, engine, source, tmp_path):
+    [check] = verifier_checks(write_engine_run(tmp_path, reward, engine))
+    assert check.verdict == NOT_MEASURED and source in check.source
 
 
 def test_the_gaps_rise_compares_the_ends():
