@@ -119,10 +119,10 @@ def rewards(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
             checks.append(missing(3, "all", f"pass@1 of {settings.accuracy} less {baseline}", command))
         for row in rows.itertuples():
             name = f"pass@1 of {settings.accuracy} less {baseline}"
-            source = "tables/reward_differences.csv"
-            checks.append(at_least(3, f"setup {row.setup}", name, row.difference, row.ci_low, row.ci_high, 0.0, source))
-            checks.append(enough(3, f"setup {row.setup}", f"seeds of both, {baseline}", row.seeds, settings.seeds, source))
-    text = "pass@1 of RL runs by what they were paid for, beside the policy they started from; runs of one setup differ in reward and seed alone."
+            source, about = "tables/reward_differences.csv", f"setup {row.setup}, {settings.accuracy} {row.variant}"
+            checks.append(at_least(3, about, name, row.difference, row.ci_low, row.ci_high, 0.0, source))
+            checks.append(enough(3, about, f"seeds of both, {baseline}", row.seeds, settings.seeds, source))
+    text = "pass@1 of RL runs by what they were paid for, beside their start; runs of a setup differ in reward and seeds, of a variant in seeds."
     return [
         Section("reward_sources", "Reward sources", text, "evaluations/*/samples.parquet", table, notes=tuple(notes)),
         Section("reward_differences", "Reward sources: differences",

@@ -287,6 +287,42 @@ def test_the_private_split_is_compared_with_the_test_of_its_step_and_settings(la
     assert sections[0].table["pass_at_1_test"].item() == pytest.approx(make_samples(0.4, 0)["solved"].mean())
 
 
+def configure(run: Path, section: str, **changed: object) -> None:
+    """Keys of a section of the run's configuration, changed."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings[section] = settings.get(section, {}) | changed
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.mark.parametrize("key", ["false_positive_rate", "depth"])
+def test_rewards_of_one_name_are_told_apart_by_rates_and_engine(key, tmp_path):
+    paths = [write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-random", 0.2, "random", parent="x/sft-0")]
+    for value, skill in ((0, 0.5), (1, 0.3)):
+        paths.append(write_run(tmp_path, f"rl-{value}", skill, parent="x/sft-0"))
+        configure(paths[-1], "reward", accept="engine" if key == "depth" else "line")
+        configure(paths[-1], "engine", mode="depth", nodes=1000, delta=0.02, mate_slack=0)
+        configure(paths[-1], "engine" if key == "depth" else "reward", **{key: value})
+    trained, _ = trained_runs(read_runs(paths), "test")
+    table = reward_table(trained, np.random.default_rng(0))
+    assert table["setup"].nunique() == 1 and table["variant"].nunique() == 3 and (table["seeds"] == 1).all()
+    differences = reward_differences(trained, "line", np.random.default_rng(0))
+    expected = {make_samples(skill, 0)["solved"].mean() - make_samples(0.2, 0)["solved"].mean() for skill in (0.5, 0.3)}
+    assert sorted(differences["difference"]) == pytest.approx(sorted(expected))
+
+
+def test_rewards_from_different_starts_are_not_paired(tmp_path):
+    paths = [write_run(tmp_path, f"sft-{name}", 0.2) for name in "ab"]
+    paths += [write_run(tmp_path, "rl-1", 0.5, parent="x/sft-a"), write_run(tmp_path, "rl-2", 0.2, "random", parent="x/sft-b")]
+    trained, _ = trained_runs(read_runs(paths), "test")
+    assert len(trained) == 2 and reward_differences(trained, "line", np.random.default_rng(0)).empty
+    paths.append(write_run(tmp_path, "rl-3", 0.3, "random", parent="x/sft-a"))
+    trained, _ = trained_runs(read_runs(paths), "test")
+    [row] = reward_differences(trained, "line", np.random.default_rng(0)).to_dict("records")
+    assert row["seeds"] == 1 and row["difference"] == pytest.approx(make_samples(0.5, 0)["solved"].mean() - make_samples(0.3, 0)["solved"].mean())
+    configure(paths[1], "sft", epochs=9)
+    assert reward_table(trained_runs(read_runs(paths), "test")[0], np.random.default_rng(0))["setup"].nunique() == 2
+
+
 def test_drift_compares_the_tenths_at_the_ends(tmp_path):
     kl = np.r_[np.full(6, 0.1), np.full(48, 9.0), np.full(6, 0.4)]
     run = read_runs([write_run(tmp_path, "rl-1", 0.3, kl=kl)])[0]
