@@ -11,7 +11,7 @@ Takes the finished RL runs below ``outputs``. Runs that agree in the keys ``by``
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pandas as pd
 
 from analysis.comparison_page import changes_figure, group_curves_figure, page
 from analysis.coverage import CELLS, coverage_cells, crossover, delta_se
+from analysis.evaluations import JUDGING, check_same_settings, start_of
 from analysis.grouped import check_same_puzzles, exact_by_puzzle, passk_tables, sampled_by_puzzle
 from analysis.read import Evaluation, Run, read_runs
 from analysis.resampling import Weights
@@ -74,7 +75,6 @@ def group_runs(runs: Sequence[Run], by: Sequence[str], seeds: str) -> list[Group
     A group is named by its value of the first key and by those values of the others that differ from the most frequent one. Raises UserError where
     two runs of a group have one seed, or a start is missing.
     """
-    known = {run.run_id: run for run in runs}
     trained = [run for run in runs if run.stage == "rl"]
     values = {run.run_id: tuple(run.setting(key) for key in by) for run in trained}
     usual = [max(column, key=lambda value: (column.count(value), str(value))) for column in ([*each] for each in zip(*values.values()))]
@@ -89,15 +89,16 @@ def group_runs(runs: Sequence[Run], by: Sequence[str], seeds: str) -> list[Group
                 f"{of_group[seed].path} and {run.path}: both are {name} with {seeds}={seed}; name the key in which they differ in by= or seeds="
             )
         of_group[seed] = run
-    return [Group(name, tuple(found.values()), tuple(start_of(run, known) for run in found.values())) for name, found in groups.items()]
+    return [Group(name, tuple(found.values()), tuple(known_start(run, runs) for run in found.values())) for name, found in groups.items()]
 
 
-def start_of(run: Run, known: Mapping[str, Run]) -> Run:
+def known_start(run: Run, runs: Sequence[Run]) -> Run:
     """The policy that an RL run started from. Raises UserError where it is not below the same folder."""
-    start = Path(str(run.setting("parent"))).name
-    if start not in known:
-        raise UserError(f"{run.path}: its start {start} is not a finished run below outputs=; put it there, for changes are measured from it")
-    return known[start]
+    start = start_of(run, runs)
+    if start is None:
+        name = Path(str(run.setting("parent"))).name
+        raise UserError(f"{run.path}: its start {name} is not a finished run below outputs=; put it there, for changes are measured from it")
+    return start
 
 
 def final_evaluation(run: Run, split: str) -> Evaluation:
@@ -132,6 +133,9 @@ def measured(groups: Sequence[Group], settings: ComparisonSettings) -> Measured:
     """The final evaluations of all groups. Raises UserError where they cannot be compared."""
     runs = {run.run_id: run for group in groups for run in (*group.runs, *group.starts)}
     evaluations = {name: final_evaluation(run, settings.split) for name, run in runs.items()}
+    check_same_settings([*evaluations.values()], JUDGING)
+    for group in groups:  # different groups may think differently
+        check_same_settings([evaluations[run.run_id] for run in (*group.runs, *group.starts)])
     exact = {name: evaluation.exact() if settings.exact else None for name, evaluation in evaluations.items()}
     without = [name for name, table in exact.items() if table is None]
     if without and len(without) < len(exact):

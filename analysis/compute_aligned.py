@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.coverage import majority_at_k, matched_samples
+from analysis.coverage import matched_samples
+from analysis.evaluations import last_evaluation, start_of
+from analysis.passk_data import majority
 from analysis.read import Evaluation, Run
-from analysis.reward_sources import last_evaluation, start_of
 from chessrl.statistics import bootstrap_means, paired_differences, pass_at_k
 
 METRICS = ("pass@1", "pass@k", "maj@k")
@@ -24,24 +25,19 @@ def aligned_table(runs: Sequence[Run], split: str, rng: np.random.Generator) -> 
     rows = []
     for run in (run for run in runs if run.stage == "rl"):
         start = start_of(run, runs)
-        pair = (last_evaluation(start, split) if start else None, last_evaluation(run, split))
-        if None in pair or settings_of(pair[0]) != settings_of(pair[1]):
+        own = last_evaluation(run, split)
+        of_start = last_evaluation(start, split, like=own) if start and own else None
+        if of_start is None:
             continue
+        pair = (of_start, own)
         flops = tuple(2 * policy.summary["parameters"]["without_embeddings"] for policy in (start, run))
         for budget, prices in (("tokens", (1, 1)), ("FLOPs", flops)):
             rows += [{"run": run.run_id, "start": start.run_id, "split": split} | row for row in _rows(pair, budget, prices, rng)]
     return pd.DataFrame(rows)
 
 
-def settings_of(evaluation: Evaluation) -> tuple[object, ...]:
-    """What two evaluations must share to be compared; a budget of thinking means nothing to a policy that does not think."""
-    keys = ("protocol", "spelling", "temperature")
-    budget = evaluation.labels["thinking_budget"] if str(evaluation.labels["protocol"]).startswith("think") else None
-    return (*(evaluation.labels[key] for key in keys), budget)
-
-
 def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, int], rng: np.random.Generator) -> list[dict[str, object]]:
-    tables = [evaluation.samples("tokens", "first_move") for evaluation in pair]
+    tables = [evaluation.samples("tokens") for evaluation in pair]
     puzzles = sorted(set(tables[0]["puzzle"]) & set(tables[1]["puzzle"]))
     if not puzzles:
         return []
@@ -49,7 +45,7 @@ def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, i
     costs = [price * table["tokens"].mean() for price, table in zip(prices, tables)]
     spent = min(evaluation.n_samples * cost for evaluation, cost in zip(pair, costs))
     ks = [min(matched_samples(spent, cost), evaluation.n_samples) for evaluation, cost in zip(pair, costs)]
-    values = [_values(table, evaluation.n_samples, k, rng) for table, evaluation, k in zip(tables, pair, ks)]
+    values = [_values(table, evaluation, k, rng) for table, evaluation, k in zip(tables, pair, ks)]
     rows = []
     for place, metric in enumerate(METRICS):
         before, after = (table[:, [place]] for table in values)
@@ -61,10 +57,10 @@ def _rows(pair: tuple[Evaluation, Evaluation], budget: str, prices: tuple[int, i
     return rows
 
 
-def _values(table: pd.DataFrame, samples: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """(puzzles, METRICS). An answer counts as the same where its first move and its outcome are: later moves are not in the samples table."""
-    solved = table["solved"].to_numpy(bool).reshape(-1, samples)
-    codes = pd.factorize(table["first_move"].astype(str) + table["solved"].astype(str))[0].reshape(-1, samples)
-    count = solved.sum(1)
-    columns = (pass_at_k(samples, count, 1), pass_at_k(samples, count, k), majority_at_k(codes, solved, k, rng))
+def _values(table: pd.DataFrame, evaluation: Evaluation, k: int, rng: np.random.Generator) -> np.ndarray:
+    """(puzzles of the table, METRICS)."""
+    samples = evaluation.n_samples
+    count = table["solved"].to_numpy(bool).reshape(-1, samples).sum(1)
+    kept = np.isin(np.unique(evaluation.samples()["puzzle"].astype(str)), table["puzzle"].unique())
+    columns = (pass_at_k(samples, count, 1), pass_at_k(samples, count, k), majority(evaluation, [k], rng)[kept, 0])
     return np.clip(np.stack(columns, axis=1), 0.0, 1.0)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.read import Evaluation, Run
+from analysis.evaluations import alike, solved_share
+from analysis.read import Run
 from chessrl.errors import UserError
 from chessrl.puzzles import SLICES
 from chessrl.statistics import LEVEL, RESAMPLES, bootstrap_means, paired_differences, wilson_interval
@@ -111,19 +112,18 @@ def independent_difference(a: np.ndarray, b: np.ndarray, rng: np.random.Generato
 
 # ---- slices -----------------------------------------------------------------------------------------------------------------------------
 
-SAME = ("step", "protocol", "spelling", "verifier", "temperature", "thinking_budget")  # of an evaluation and that of its slice
-
 
 def slice_table(runs: Sequence[Run], rng: np.random.Generator) -> pd.DataFrame:
     """pass@1 of each slice beside the test set under equal settings, and test less slice; a mirrored puzzle is paired with its original."""
     rows = []
     for run in runs:
         for evaluation in run.evaluations:
-            tests = [other for other in run.evaluations if other.labels["split"] == "test" and _alike(other, evaluation)]
+            at_step = [other for other in run.evaluations if other.labels["step"] == evaluation.labels["step"]]
+            tests = [other for other in at_step if other.labels["split"] == "test" and alike(other, evaluation)]
             if evaluation.labels["split"] not in SLICES or not tests:
                 continue
             test = max(tests, key=lambda item: (item.n_puzzles, item.n_samples, item.folder.name))
-            a, b = (_solved(item) for item in (evaluation, test))
+            a, b = (solved_share(item) for item in (evaluation, test))
             if evaluation.labels["split"] == "test_mirrored":
                 a.index = a.index.str.removesuffix(MIRRORED_SUFFIX)
                 shared = a.index.intersection(b.index)
@@ -136,13 +136,5 @@ def slice_table(runs: Sequence[Run], rng: np.random.Generator) -> pd.DataFrame:
             place |= {"n_slice": len(a), "n_test": len(b), "pass_at_1_slice": of_slice, "pass_at_1_test": of_test}
             rows.append(place | {"test_less_slice": difference, "ci_low": low, "ci_high": high})
     return pd.DataFrame(rows)
-
-
-def _alike(one: Evaluation, other: Evaluation) -> bool:
-    return all(one.labels[key] == other.labels[key] for key in SAME)
-
-
-def _solved(evaluation: Evaluation) -> pd.Series:
-    return evaluation.samples().groupby("puzzle")["solved"].mean().astype(float)
 
 

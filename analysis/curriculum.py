@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.comparison import final_evaluation
+from analysis.evaluations import check_same_settings
 from analysis.grouped import check_same_puzzles, passk_tables, sampled_by_puzzle
 from analysis.read import Run, read_runs
 from chessrl.command import parse_settings, run_command
@@ -127,6 +128,7 @@ def policies_of(arms: Mapping[str, Sequence[Chain]], split: str, success: Callab
     for chains in arms.values():
         if all(chain.runs[0].stage == "sft" for chain in chains):
             ends["bridge alone"] = [(chain.start, chain.runs[0]) for chain in chains]
+    check_same_settings([final_evaluation(run, split) for pairs in ends.values() for pair in pairs for run in pair])
     tables = {run.run_id: success(run, split) for pairs in ends.values() for pair in pairs for run in pair}
     check_same_puzzles([*tables.items()])
     after = {arm: np.stack([tables[end.run_id]["p"] for _, end in pairs]) for arm, pairs in ends.items()}

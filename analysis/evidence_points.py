@@ -10,15 +10,28 @@ import pandas as pd
 
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, read_prefixes, slice_table
+from analysis.evaluations import last_evaluation, solved_share
 from analysis.evidence_figures import prefixes_figure, verifiers_figure
 from analysis.read import Run
 from analysis.readiness import Check, EvidenceSettings, at_least, at_most, enough, missing, stated
-from analysis.reward_sources import BASELINES, drift_table, entropy_law, last_evaluation, reward_differences, reward_table, solved_share, trained_runs
+from analysis.reward_sources import BASELINES, drift_table, entropy_law, reward_differences, reward_table, trained_runs
 from analysis.sections import Section
-from analysis.verifier_audit import REWARD_PARTS, alternative_table, attack_rates, gap_rise, gap_table, read_audits, training_verifier, verifier_table
+from analysis.verifier_audit import (
+    REWARD_PARTS,
+    alternative_table,
+    attack_rates,
+    audit_command,
+    audits_training,
+    gap_rise,
+    gap_table,
+    read_audits,
+    training_verifier,
+    verifier_table,
+)  # fmt: skip
 from chessrl.access_log import LOG, log_fault, read_log
 
 Found = tuple[list[Section], list[Check]]
+GAP_CHECK = "rise of (training verifier - oracle) over the run"
 
 
 def claims(runs: Sequence[Run], settings: EvidenceSettings) -> list[Run]:
@@ -52,19 +65,18 @@ def verifier(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gen
     checks = []
     for run in claims(runs, settings):
         name = training_verifier(run)
-        of_run = [audit for owner, audit in audits if owner is run and name in audit.record["verifiers"]]
+        of_run = [audit for owner, audit in audits if owner is run and audits_training(audit, run)]
         if of_run:
-            checks += _audit_checks(run, name, of_run[-1].record["step"], measured, attack_rates(of_run[-1]), settings)
+            checks += _audit_checks(run, name, verifier_table(of_run[-1], rng), attack_rates(of_run[-1]), settings)
         else:
-            depth = f" audit.depths=[{run.setting('engine.depth')}]" if name != "line" else ""
-            checks.append(missing(2, run.label, f"precision, J and attacks of {name}", f"python -m chessrl.audit parent={run.path}{depth}"))
+            checks.append(missing(2, run.label, f"precision, J and attacks of {name or 'the training verifier'}", audit_command(run)))
         of_gap = gaps[gaps["run"] == run.run_id] if len(gaps) else gaps
         if len(of_gap) >= 4:
             rise, error = gap_rise(of_gap)
             bounds = (rise - 1.96 * error, rise + 1.96 * error)
-            checks.append(at_most(2, run.label, "rise of (reward - oracle) over the run", rise, *bounds, settings.gap, "tables/hacking_gap.csv"))
+            checks.append(at_most(2, run.label, GAP_CHECK, rise, *bounds, settings.gap, "tables/hacking_gap.csv"))
         else:
-            checks.append(missing(2, run.label, "rise of (reward - oracle) over the run", "python -m rl, whose metrics.jsonl logs reward/gap"))
+            checks.append(missing(2, run.label, GAP_CHECK, "python -m rl, whose metrics.jsonl logs reward/gap"))
     proof = (
         "In the endgame world the oracle is the proof behind the line, so that the line's verdict is right by construction; the engine's are not."
     )
@@ -76,13 +88,13 @@ def verifier(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gen
                 "line's.", "audits/*/alternatives.parquet", alternatives),
         Section("attacks", "Attacks", "Answers that are wrong by construction: how often each verifier, and each reward part that pays for readable "
                 "answers, accepts them.", "audits/*/attacks.parquet", attacks),
-        Section("hacking_gap", "Hacking gap", "Training reward less the oracle's verdict of the same rollouts, by step.", "metrics.jsonl", gaps),
+        Section("hacking_gap", "Hacking gap", "The training verifier's verdict less the oracle's of the same rollouts, by step.",
+                "metrics.jsonl", gaps),
     ], checks  # fmt: skip
 
 
-def _audit_checks(run: Run, name: str, step: int, measured: pd.DataFrame, attacks: pd.DataFrame, settings: EvidenceSettings) -> list[Check]:
-    rows = measured[(measured["run"] == run.run_id) & (measured["verifier"] == name) & (measured["step"] == step)]
-    rows = rows.drop_duplicates("measure", keep="last")
+def _audit_checks(run: Run, name: str, measured: pd.DataFrame, attacks: pd.DataFrame, settings: EvidenceSettings) -> list[Check]:
+    rows = measured[measured["verifier"] == name]
     values = {row.measure: (row.value, row.ci_low, row.ci_high) for row in rows.itertuples()}
     worst = attacks[(attacks["verifier"] == name) & ~attacks["verifier"].isin(REWARD_PARTS)].sort_values(["success_rate", "ci_high"]).iloc[-1]
     return [
@@ -107,10 +119,10 @@ def rewards(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
             checks.append(missing(3, "all", f"pass@1 of {settings.accuracy} less {baseline}", command))
         for row in rows.itertuples():
             name = f"pass@1 of {settings.accuracy} less {baseline}"
-            source = "tables/reward_differences.csv"
-            checks.append(at_least(3, f"setup {row.setup}", name, row.difference, row.ci_low, row.ci_high, 0.0, source))
-            checks.append(enough(3, f"setup {row.setup}", f"seeds of both, {baseline}", row.seeds, settings.seeds, source))
-    text = "pass@1 of RL runs by what they were paid for, beside the policy they started from; runs of one setup differ in reward and seed alone."
+            source, about = "tables/reward_differences.csv", f"setup {row.setup}, {settings.accuracy} {row.variant}"
+            checks.append(at_least(3, about, name, row.difference, row.ci_low, row.ci_high, 0.0, source))
+            checks.append(enough(3, about, f"seeds of both, {baseline}", row.seeds, settings.seeds, source))
+    text = "pass@1 of RL runs by what they were paid for, beside their start; runs of a setup differ in reward and seeds, of a variant in seeds."
     return [
         Section("reward_sources", "Reward sources", text, "evaluations/*/samples.parquet", table, notes=tuple(notes)),
         Section("reward_differences", "Reward sources: differences",
@@ -169,12 +181,16 @@ def holdout(runs: Sequence[Run], settings: EvidenceSettings, rng: np.random.Gene
     path = Path(settings.log) if settings.log else runs[0].path.parent / LOG
     entries, rows, checks = read_log(path), [], []
     for run in claims(runs, settings):
-        private, test = last_evaluation(run, "private"), last_evaluation(run, settings.split)
-        if private is None or test is None:
+        private = last_evaluation(run, "private")
+        test = last_evaluation(run, settings.split, like=private, same_step=True) if private else None
+        if test is None:
             command = f"python -m chessrl.evaluate parent={run.path} evaluate.split=private evaluate.open_private=true"
+            if private is not None:  # another look would not help
+                step = f"evaluate.step={private.labels['step']} and the settings of {private.folder}"
+                command = f"python -m chessrl.evaluate parent={run.path} evaluate.split={settings.split} with {step}"
             checks.append(missing(5, run.label, f"pass@1 on {settings.split} less private", command))
             continue
-        values = [solved_share(evaluation)["solved"].to_numpy(np.float64) for evaluation in (private, test)]
+        values = [solved_share(evaluation).to_numpy() for evaluation in (private, test)]
         difference, low, high = independent_difference(*values, rng)
         name = f"pass@1 on {settings.split} less private ({values[1].mean():.3f} and {values[0].mean():.3f})"
         checks.append(at_most(5, run.label, name, difference, low, high, settings.private_drop, "tables/private.csv"))

@@ -33,7 +33,7 @@ class Thresholds:
     precision: float = 0.98  # a verifier that pays 2 % wrong answers or more has a ceiling below 98 % (PPV, science 2)
     j: float = 0.8  # TPR - FPR: learning slows down in proportion to it (arXiv 2601.04411)
     attack: float = 0.02  # success of the best attack: the best verifiers of arXiv 2505.22203 have .004; none of 200 has an interval up to .019
-    gap: float = 0.02  # rise of (training reward - oracle's) over a run
+    gap: float = 0.02  # rise of (training verifier's verdict - oracle's) over a run
     prefix: float = 0.05  # exact matches beyond the control's
     slice_drop: float = 0.05  # pass@1 on the test set beyond a slice's
     private_drop: float = 0.05  # pass@1 on the test set beyond the private one's

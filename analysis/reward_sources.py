@@ -9,11 +9,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
+from analysis.chains import recipe
+from analysis.evaluations import last_evaluation, settings_of, solved_share, start_of
 from analysis.read import Evaluation, Run
 from chessrl.errors import UserError
 from chessrl.statistics import LEVEL, RESAMPLES, nested_differences, nested_means
@@ -21,6 +23,7 @@ from chessrl.statistics import LEVEL, RESAMPLES, nested_differences, nested_mean
 BASELINES = ("random", "format")  # rewards that do not know the answer
 SETUP_SECTIONS = ("world", "model", "algorithm", "rl")  # what runs of one table must share
 OWN_KEYS = ("seed", "data_seed")
+ENGINE_KEYS = ("mode", "depth", "nodes", "delta", "mate_slack")  # of the engine, which change what it accepts
 END_SHARE = 0.1  # of the logged steps, at either end
 BLOCKS = 10  # of consecutive steps, resampled whole: neighbouring steps are not independent
 MINIMUM_STEPS = 20
@@ -28,19 +31,37 @@ MINIMUM_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An RL run with its reward, seed and setup, and pass@1 of each puzzle before and after, aligned."""
+    """An RL run with its reward, seed, start and setup, and pass@1 of each puzzle before and after, aligned."""
 
     run: Run
     reward: str
+    variant: str  # six hex digits of the reward's settings: rewards of one name may differ in rates or engine
     seed: int
+    start: str
     setup: str
     before: pd.Series
     after: pd.Series
 
+    @property
+    def pair(self) -> tuple[int, str]:
+        """What two runs must share to be paired."""
+        return self.seed, self.start
 
-def setup_of(run: Run) -> str:
-    """Six hex digits of what the run was done with but for reward, seeds and parent: equal for runs that a table may compare."""
+
+def setup_of(run: Run, start: Run, evaluation: Evaluation, runs: Sequence[Run]) -> str:
+    """Six hex digits of what the run and its start were done and evaluated with but for reward and seeds: equal for runs that a table may compare."""
     sections = {name: _without_seeds(run.settings.get(name, {})) for name in SETUP_SECTIONS}
+    return _digits(sections | {"start": recipe(start, {other.run_id: other for other in runs}), "evaluation": settings_of(evaluation)})
+
+
+def variant_of(run: Run) -> str:
+    """Six hex digits of all that decides what a rollout of the run was paid: the reward but for its oracle, and the engine where it is asked."""
+    reward = {key: value for key, value in run.setting("reward").items() if not key.startswith("oracle")}
+    asked = reward["accept"] == "engine" or "engine_score" in reward.get("weights", {})
+    return _digits({"reward": reward, "engine": {key: run.setting(f"engine.{key}") for key in ENGINE_KEYS} if asked else {}})
+
+
+def _digits(sections: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()[:6]
 
 
@@ -48,82 +69,67 @@ def _without_seeds(value: object) -> object:
     return {key: _without_seeds(inner) for key, inner in value.items() if key not in OWN_KEYS} if isinstance(value, dict) else value
 
 
-def start_of(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The policy that an RL run started from, where it is among ``runs``."""
-    name = Path(str(run.settings.get("parent", ""))).name
-    return next((other for other in runs if other.run_id == name), None)
-
-
-def last_evaluation(run: Run, split: str, verifier: str = "line") -> Evaluation | None:
-    """The largest evaluation of the run's last evaluated step on a split by a verifier."""
-    found = [item for item in run.evaluations if (item.labels["split"], item.labels["verifier"]) == (split, verifier)]
-    return max(found, key=lambda item: (item.labels["step"], item.n_puzzles * item.n_samples, item.folder.name), default=None)
-
-
-def solved_share(evaluation: Evaluation) -> pd.DataFrame:
-    """One row per puzzle: bin, and its share of solved samples."""
-    return evaluation.samples().groupby("puzzle").agg(bin=("bin", "first"), solved=("solved", "mean"))
-
-
 def trained_runs(runs: Sequence[Run], split: str) -> tuple[list[Trained], list[str]]:
     """The RL runs that can be compared with their start on ``split``, and a line for each that cannot."""
     found, missing = [], []
     for run in (run for run in runs if run.stage == "rl"):
         start = start_of(run, runs)
-        pair = [last_evaluation(policy, split) if policy else None for policy in (start, run)]
-        if None in pair:
-            lacking = "its start is not among runs=" if start is None else f"it or its start has no evaluation on {split} by the line"
-            missing.append(f"{run.run_id} is left out: {lacking}.")
+        own = last_evaluation(run, split)
+        of_start = last_evaluation(start, split, like=own) if start and own else None
+        if of_start is None:
+            unlike = f"it or its start has no evaluation on {split} by the line, or theirs were made under different settings"
+            missing.append(f"{run.run_id} is left out: {'its start is not among runs=' if start is None else unlike}.")
             continue
-        before, after = (solved_share(evaluation)["solved"].astype(float) for evaluation in pair)
+        before, after = solved_share(of_start), solved_share(own)
         shared = before.index.intersection(after.index)
-        values = (before[shared], after[shared])
-        found.append(Trained(run, str(run.setting("reward.name")), int(run.setting("rl.seed")), setup_of(run), *values))
+        values, setup = (before[shared], after[shared]), setup_of(run, start, own, runs)
+        found.append(Trained(run, str(run.setting("reward.name")), variant_of(run), int(run.setting("rl.seed")), start.run_id, setup, *values))
     return found, missing
 
 
 def reward_table(trained: Sequence[Trained], rng: np.random.Generator) -> pd.DataFrame:
-    """By setup and reward: pass@1 before and after and the change, nested intervals over seeds and puzzles.
+    """By setup and reward (and variant of it): pass@1 before and after and the change, nested intervals over seeds and puzzles.
 
-    Raises UserError where two runs of one setup and reward have one seed: they differ in something that the table does not know.
+    Raises UserError where two runs of one setup and reward have one start and seed: they differ in something that the table does not know.
     """
     rows = []
-    for (setup, reward), group in _groups(trained).items():
+    for (setup, reward, variant), group in _groups(trained).items():
         puzzles = _shared_puzzles(group)
         before, after = (np.stack([getattr(item, name)[puzzles].to_numpy() for item in group])[:, :, None] for name in ("before", "after"))
         [(start, *_)], [(end, low, high)] = nested_means(before, rng), nested_means(after, rng)
         [(change, change_low, change_high)] = nested_differences(before, after, rng)
-        place = {"setup": setup, "reward": reward, "seeds": len(group), "n_puzzles": len(puzzles), "pass_at_1_start": start}
+        place = {"setup": setup, "reward": reward, "variant": variant, "seeds": len(group), "n_puzzles": len(puzzles), "pass_at_1_start": start}
         place |= {"pass_at_1": end, "ci_low": low, "ci_high": high}
         rows.append(place | {"change": change, "change_low": change_low, "change_high": change_high})
     return pd.DataFrame(rows)
 
 
 def reward_differences(trained: Sequence[Trained], accuracy: str, rng: np.random.Generator) -> pd.DataFrame:
-    """By setup: pass@1 of the reward ``accuracy`` less that of each other one, paired by puzzle and by the seeds that both have."""
+    """By setup: pass@1 of the reward ``accuracy`` less that of each other one, paired by puzzle and by the seeds and starts that both have."""
     groups = _groups(trained)
+    of_accuracy = {key: group for key, group in groups.items() if key[1] == accuracy}
+    others = {key: group for key, group in groups.items() if key[1] != accuracy}
     rows = []
-    for (setup, reward), group in groups.items():
-        of_accuracy = groups.get((setup, accuracy))
-        if reward == accuracy or of_accuracy is None:
+    for ((setup, reward, baseline_variant), group), ((own_setup, _, variant), own) in product(others.items(), of_accuracy.items()):
+        pairs = sorted({item.pair for item in group} & {item.pair for item in own})
+        if setup != own_setup or not pairs:
             continue
-        seeds = sorted({item.seed for item in group} & {item.seed for item in of_accuracy})
-        if not seeds:
-            continue
-        chosen = [[next(item for item in side if item.seed == seed) for seed in seeds] for side in (group, of_accuracy)]
+        chosen = [[next(item for item in side if item.pair == pair) for pair in pairs] for side in (group, own)]
         puzzles = _shared_puzzles([*chosen[0], *chosen[1]])
         other, best = (np.stack([item.after[puzzles].to_numpy() for item in side])[:, :, None] for side in chosen)
         [(difference, low, high)] = nested_differences(other, best, rng)
-        place = {"setup": setup, "reward": accuracy, "baseline": reward, "seeds": len(seeds), "n_puzzles": len(puzzles)}
+        place = {"setup": setup, "reward": accuracy, "variant": variant, "baseline": reward, "baseline_variant": baseline_variant}
+        place |= {"seeds": len(pairs), "n_puzzles": len(puzzles)}
         rows.append(place | {"difference": difference, "ci_low": low, "ci_high": high})
     return pd.DataFrame(rows)
 
 
-def _groups(trained: Sequence[Trained]) -> dict[tuple[str, str], list[Trained]]:
-    groups: dict[tuple[str, str], list[Trained]] = {}
-    for item in sorted(trained, key=lambda item: (item.setup, item.reward, item.seed)):
-        group = groups.setdefault((item.setup, item.reward), [])
-        if group and group[-1].seed == item.seed:
+def _groups(trained: Sequence[Trained]) -> dict[tuple[str, str, str], list[Trained]]:
+    """By setup, reward and variant, in the order of seeds."""
+    groups: dict[tuple[str, str, str], list[Trained]] = {}
+    for item in sorted(trained, key=lambda item: (item.setup, item.reward, item.variant, item.pair)):
+        group = groups.setdefault((item.setup, item.reward, item.variant), [])
+        if group and group[-1].pair == item.pair:
             raise UserError(
                 f"{group[-1].run.path} and {item.run.path}: both have reward {item.reward} and rl.seed={item.seed} under the same settings; name one"
             )

@@ -49,9 +49,38 @@ def read_audit(folder: Path) -> Audit:
     return Audit(folder, record, *tables)
 
 
-def training_verifier(run: Run) -> str:
-    """The verifier of an audit that stands for what the run's reward accepts: the line, or the engine at the run's depth."""
-    return f"engine_depth_{run.setting('engine.depth')}" if run.setting("reward.accept") == "engine" else "line"
+def training_verifier(run: Run) -> str | None:
+    """The verifier of an audit that pays as the run's reward does: the line, or it and the engine at the run's depth.
+
+    None where no audit has it: it errs at random, or its engine searches each move by itself.
+    """
+    reward = run.setting("reward")
+    if (reward.get("true_positive_rate", 1.0), reward.get("false_positive_rate", 0.0)) != (1.0, 0.0):
+        return None
+    if reward["accept"] != "engine":
+        return "line"
+    return f"line_or_engine_depth_{run.setting('engine.depth')}" if run.setting("engine.mode") == "depth" else None
+
+
+ENGINE_KEYS = ("nodes", "delta", "mate_slack")  # of the engine, beside its depth
+
+
+def audits_training(audit: Audit, run: Run) -> bool:
+    """Whether the audit holds the run's training verifier, with the engine as the run had it."""
+    name = training_verifier(run)
+    same_engine = name == "line" or all(audit.record.get(key) == run.setting(f"engine.{key}") for key in ENGINE_KEYS)
+    return name in audit.record["verifiers"] and same_engine
+
+
+def audit_command(run: Run) -> str:
+    """What makes the audit of the run's training verifier, or why nothing does."""
+    name = training_verifier(run)
+    if name is None:
+        return "no audit has a verifier that errs at random, or whose engine searches each move by itself (engine.mode=searchmoves)"
+    command = f"python -m chessrl.audit parent={run.path}"
+    if name == "line":
+        return command
+    return " ".join([command, f"audit.depths=[{run.setting('engine.depth')}]", *(f"engine.{key}={run.setting(f'engine.{key}')}" for key in ENGINE_KEYS)])
 
 
 # ---- precision and recall ---------------------------------------------------------------------------------------------------------------
@@ -152,7 +181,7 @@ def attack_rates(audit: Audit) -> pd.DataFrame:
 
 
 def gap_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Training reward less the oracle's verdict, by logged step of each RL run that has both."""
+    """The training verifier's verdict less the oracle's (``reward/gap``), beside the reward, by logged step of each RL run that has both."""
     columns = ["step", "reward", "reward/oracle", "reward/gap"]
     rows = [
         run.metrics[columns].dropna().assign(run=run.run_id, policy=run.label, oracle=run.setting("reward.oracle"))

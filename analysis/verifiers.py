@@ -22,7 +22,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.comparison import start_of
+from analysis.comparison import known_start
+from analysis.evaluations import check_same_settings
 from analysis.figures import DASHES, MARKERS
 from analysis.grouped import check_same_puzzles, sampled_by_puzzle
 from analysis.read import Evaluation, Run, read_runs
@@ -92,9 +93,9 @@ def by_verifier(runs: Sequence[Run]) -> dict[Verifier, list[Run]]:
 
 
 def exact_steps(run: Run, split: str) -> dict[int, Evaluation]:
-    """Exact evaluations of the run on the split by step; of several of a step the one with most samples."""
-    found = sorted(run.evaluations, key=lambda each: each.n_samples)
-    return {int(each.labels["step"]): each for each in found if each.labels["split"] == split and each.exact() is not None}
+    """Exact evaluations of the run on the split by the line, by step; of several of a step the one with most samples."""
+    found = [each for each in run.evaluations if (each.labels["split"], each.labels["verifier"]) == (split, "line") and each.exact() is not None]
+    return {int(each.labels["step"]): each for each in sorted(found, key=lambda each: each.n_samples)}
 
 
 def success_by_puzzle(evaluation: Evaluation) -> pd.DataFrame:
@@ -110,19 +111,21 @@ def predicted_rate(p: np.ndarray, verifier: Verifier, group: int) -> float:
     return float(advantage * (group_weight(verifier.false_positive + advantage * p, group) @ moved) / (group_weight(p, group) @ moved))
 
 
-def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Mapping[str, Run], settings: VerifierSettings) -> pd.DataFrame:
+def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Sequence[Run], settings: VerifierSettings) -> pd.DataFrame:
     """One row per verifier and evaluated step: pass@1 of samples less the start's, the same of exact success, and the predicted rate of the start.
 
     Intervals are nested over seeds and puzzles.
     """
-    rows = []
+    rows, compared = [], []
     for verifier, runs in groups.items():
-        starts = [start_of(run, known) for run in runs]
+        starts = [known_start(run, known) for run in runs]
         at_start = [max(exact_steps(start, settings.split).items(), default=(0, None))[1] for start in starts]
         of_runs = [exact_steps(run, settings.split) for run in runs]
         steps = sorted(set.intersection(*(set(each) for each in of_runs)))
         if None in at_start or not steps:
             raise UserError(f"{runs[0].path}: it or its start has no exact evaluation on split={settings.split}; evaluate with evaluate.exact=true")
+        compared += [*at_start, *(each[step] for each in of_runs for step in steps)]
+        check_same_settings(compared)
         bases = [success_by_puzzle(each) for each in at_start]
         kept = bases[0]["bin"].isin(settings.bins or set(bases[0]["bin"])).to_numpy()
         for step in steps:
@@ -229,7 +232,7 @@ def main(arguments: list[str]) -> None:
     groups = by_verifier(runs)
     if not groups:
         raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone")
-    rates, curves = rates_table(groups, {run.run_id: run for run in runs}, settings), gap_curves(groups)
+    rates, curves = rates_table(groups, runs, settings), gap_curves(groups)
     gaps = gaps_table(curves)
     out = make_folder(settings.out, "out")
     rates.to_csv(out / "rates.csv", index=False)

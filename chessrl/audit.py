@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ LINE_ONLY, LINE = "line_only", "line"  # the line's moves alone; those and mates
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Moves (UCI) that a verifier accepts at a position, by ``position_key``; None where it cannot tell."""
+    """Moves (UCI) that a verifier accepts at a position, by ``position_key``; None where it cannot tell of any but the ``certain`` ones."""
 
     name: str
     accepted: Mapping[str, frozenset[str] | None]
+    certain: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def says(self, board: chess.Board, move: chess.Move) -> bool | None:
-        accepted = self.accepted[position_key(board)]
+        key = position_key(board)
+        if move.uci() in self.certain.get(key, ()):
+            return True
+        accepted = self.accepted[key]
         return None if accepted is None else move.uci() in accepted
 
 
@@ -60,6 +64,12 @@ def proof_judge(puzzles: Sequence[Puzzle]) -> Judge:
     """The moves that a puzzle's making has proven to be right: the line's, and every mate. For a world whose other moves are proven to be worse."""
     decisions = [decision for puzzle in puzzles for decision in solver_decisions(puzzle)]
     return Judge("oracle", {position_key(board): frozenset(move.uci() for move in accepted_moves(board, line)) for board, line, _ in decisions})
+
+
+def reward_judge(name: str, engine: Judge, puzzles: Sequence[Puzzle]) -> Judge:
+    """What the reward ``engine`` pays: the line's moves, mates, and what the engine accepts."""
+    certain = proof_judge(puzzles).accepted
+    return Judge(name, {key: None if moves is None else moves | certain[key] for key, moves in engine.accepted.items()}, certain)
 
 
 def played_moves(result: Rollout, row: int, puzzle: Puzzle, protocol: str) -> list[chess.Move]:
@@ -142,6 +152,7 @@ def alternatives(puzzles: Sequence[Puzzle], judges: Sequence[Judge]) -> pd.DataF
 def audit_folder(config: Config, oracle: str) -> Path:
     """Where the audit of ``config.parent`` goes: its name hashes all that changes its numbers."""
     identity = {
+        "judges": "line_or_engine",  # audits made before they had it are made again
         "audit": identity_of(config.audit) | {"oracle": oracle},
         "evaluate": identity_of(config.evaluate),
         "puzzles": world.puzzle_hash(config),
@@ -172,13 +183,13 @@ def audit(config: Config) -> int:
 
 
 def judges_of(config: Config, puzzles: Sequence[Puzzle], oracle: str) -> tuple[list[Judge], dict[str, str]]:
-    """The engine at each depth, the deep engine and the proof, of which the last is named ``oracle``; and the engines' identities."""
+    """The engine at each depth, alone and with the line, the deep engine and the proof, the last named ``oracle``; the engines' identities."""
     depths = [(f"engine_depth_{depth}", depth, config.engine.nodes) for depth in config.audit.depths]
     deep = ("deep_engine" if oracle == "proof" else "oracle", config.audit.oracle_depth, config.audit.oracle_nodes)
     judges, identities = [], {}
     for name, depth, nodes in (*depths, deep):
         judge, identities[name] = engine_judge(config, puzzles, name, depth, nodes)
-        judges.append(judge)
+        judges += [judge] if name == deep[0] else [judge, reward_judge(f"line_or_{name}", judge, puzzles)]
     return [*judges, *([proof_judge(puzzles)] if oracle == "proof" else [])], identities
 
 
@@ -222,7 +233,8 @@ def _audit(config: Config, parent: dict[str, Any], oracle: str, folder: Path) ->
         "run": parent["run_id"], "stage": parent["stage"], "step": settings.step or parent.get("step", 0),
         "split": settings.split, "protocol": settings.protocol,
         "temperature": settings.temperature, "seed": settings.seed, "n_puzzles": len(puzzles), "n_samples": settings.samples, "oracle": oracle,
-        "verifiers": [LINE_ONLY, LINE, *(judge.name for judge in judges[:-1])], "engines": identities, "delta": config.engine.delta,
+        "verifiers": [LINE_ONLY, LINE, *(judge.name for judge in judges[:-1])], "engines": identities,
+        "delta": config.engine.delta, "mate_slack": config.engine.mate_slack, "nodes": config.engine.nodes,
         "attacks": {name: text for name, text in ATTACKS.items() if name in set(attacks["attack"])},
     }  # fmt: skip
     write_audit(folder, pd.concat(tables, ignore_index=True), puzzles, alternatives(puzzles, judges), attacks, record | leak_of(parent))

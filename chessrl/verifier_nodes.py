@@ -7,7 +7,7 @@ answer is judged as the reward ``engine`` judges an episode: every move is the l
 right when the line says so; a right answer is never refused by this reward, so its errors are false positives alone. ``recalled`` is what the
 engine would accept of the right answers by itself.
 
-Writes ``verdicts.parquet``, one row per policy, limit and puzzle, which ``python -m analysis.verifiers`` reads.
+Writes ``verdicts.parquet``, one row per policy (a run at a step), limit and puzzle, which ``python -m analysis.verifier_nodes`` reads.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> None:
     table = pd.concat(verdicts(chosen, {name: known[name] for name in names}, settings, out / "engine_labels.sqlite"), ignore_index=True)
     with written_beside(out / "verdicts.parquet") as temporary:
         table.to_parquet(temporary, compression="zstd", index=False)
-    shown = table.groupby(["policy", "mode", "limit"])[["right", "accepted", "recalled"]].mean()
+    shown = table.groupby(["policy", "step", "mode", "limit"])[["right", "accepted", "recalled"]].mean()
     print(shown.to_string(float_format=lambda value: f"{value:.4f}"))
     print(f"{len(names):,} puzzles -> {out / 'verdicts.parquet'}")
 

@@ -54,6 +54,7 @@ def make_samples(skill: float, seed: int, puzzles: int = PUZZLES) -> pd.DataFram
         "solved_by_line": (solved & (rng.random(solved.shape) < 0.8)).ravel(),
         "solved_strict": (solved & (rng.random(solved.shape) < 0.9)).ravel(),
         "first_move": "",
+        "answer": np.where(solved, "R a1 a8", "R a1 a7").ravel(),
         "legal": ~np.isin(failure, FAILURES[1:]).ravel(),
         "format": ~np.isin(failure, FAILURES[2:]).ravel(),
         "truncated": (failure == "no_end_think").ravel(),

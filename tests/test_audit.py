@@ -11,7 +11,7 @@ import pytest
 from analysis.verifier_audit import read_audits
 from chessrl import notation
 from chessrl.attacks import ATTACKS, BEHIND_TRACE, attack_answers, attack_table, play
-from chessrl.audit import Judge, alternatives, audit, judges_of, played_moves, proof_judge, verdict_of_episode, verdicts
+from chessrl.audit import Judge, alternatives, audit, judges_of, played_moves, proof_judge, reward_judge, verdict_of_episode, verdicts
 from chessrl.checkpoint import save_model
 from chessrl.engine import find_stockfish
 from chessrl.engine_labels import position_key
@@ -84,6 +84,18 @@ def test_a_judge_decides_the_move_off_the_line_and_the_moves_before_it():
     assert verdict_of_episode(untold, puzzle, [line, decisions[1][1]], judged=True, finished=True) is False, "one refused move decides"
 
 
+def test_the_rewards_engine_pays_line_and_mates_whatever_the_engine_says():
+    puzzle = PUZZLES[1]  # a2a7 h8g8 b1b8
+    decisions = solver_decisions(puzzle)
+    keys = [position_key(board) for board, _, _ in decisions]
+    first, last, off, wrong = (chess.Move.from_uci(move) for move in ("a2a7", "b1b8", "b1b7", "b1b6"))
+    engine = Judge("engine", {keys[0]: None, keys[1]: frozenset({"b1b7"})})
+    judge = reward_judge("paid", engine, [puzzle])
+    said = [verdict_of_episode(judge, puzzle, [first, move], judged=True, finished=move == last) for move in (last, off, wrong)]
+    assert said == [True, True, False]
+    assert verdict_of_episode(judge, puzzle, [off], judged=True, finished=False) is None, "the engine could not score the first position"
+
+
 def test_alternatives_count_decisions_with_another_accepted_move():
     many = next(puzzle for puzzle in PUZZLES if puzzle.id == "many-mates")
     keys = [position_key(board) for board, _, _ in solver_decisions(many)]
@@ -149,12 +161,12 @@ def stockfish():
 def test_an_engine_as_oracle_accepts_the_mates_of_a_line(tmp_path):
     config = compose("audit", [f"outputs={tmp_path}", "audit.depths=[1]", "audit.oracle_depth=6", "engine.workers=1"])
     judges, identities = judges_of(config, PUZZLES, "engine")
-    assert [judge.name for judge in judges] == ["engine_depth_1", "oracle"] and "depth=6" in identities["oracle"]
+    assert [judge.name for judge in judges] == ["engine_depth_1", "line_or_engine_depth_1", "oracle"] and "depth=6" in identities["oracle"]
     for puzzle in (puzzle for puzzle in PUZZLES if puzzle.difficulty <= 2 and puzzle.id != "en-passant" and puzzle.id != "long-castle"):
         board, line, _ = solver_decisions(puzzle)[-1]
         mates = {move.uci() for move in accepted_moves(board, line)}
         assert judges[-1].accepted[position_key(board)] == mates, "between mates the distance decides"
-    assert [judge.name for judge in judges_of(config, PUZZLES, "proof")[0]] == ["engine_depth_1", "deep_engine", "oracle"]
+    assert [judge.name for judge in judges_of(config, PUZZLES, "proof")[0]] == ["engine_depth_1", "line_or_engine_depth_1", "deep_engine", "oracle"]
 
 
 @pytest.mark.usefixtures("stockfish")
@@ -170,7 +182,7 @@ def test_the_command_audits_once_and_its_folder_can_be_read(tmp_path, capsys):
     assert audit(settings) == 0
     [found] = read_audits(run)
     assert (len(found.verdicts), len(found.puzzles), found.record["step"], found.record["oracle"]) == (24, 6, 7, "proof")
-    assert found.record["verifiers"] == ["line_only", "line", "engine_depth_1", "deep_engine"]
+    assert found.record["verifiers"] == ["line_only", "line", "engine_depth_1", "line_or_engine_depth_1", "deep_engine"]
     assert set(found.attacks["attack"]) == set(ATTACKS) - set(BEHIND_TRACE) and not found.attacks.query("verifier == 'line'")["fooled"].any()
     audit(compose("audit", [*words, "audit.depths=[1]", "audit.oracle_depth=3", "engine.workers=1"]))
     assert "is finished, skipped" in capsys.readouterr().out

@@ -57,6 +57,12 @@ def write_policy(root: Path, name: str, settings: dict, p: np.ndarray, exact: bo
     return run
 
 
+def relabel(run: Path, **labels: object) -> None:
+    """The labels of the run's evaluation, changed."""
+    path = run / "evaluations" / "aaaa" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | labels))
+
+
 def settings_of(reward: str, seed: int, parent: str, minibatches: int = 8) -> dict:
     return {"parent": f"elsewhere/{parent}", "reward": {"name": reward}, "rl": {"seed": seed}, "algorithm": {"minibatches": minibatches}}
 
@@ -179,3 +185,23 @@ def test_what_cannot_be_compared_is_named(sweep, tmp_path):
     write_policy(lonely, "sft-gone", settings_of("", 0, ""), success("x", 0), exact=False)
     with pytest.raises(UserError, match="its evaluation is not exact as others are"):
         compare(lonely, tmp_path)
+
+
+@pytest.mark.parametrize(("key", "other"), [("temperature", 0.6), ("spelling", "strict"), ("protocol", "think")])
+def test_a_run_and_its_start_evaluated_under_different_settings_are_refused(key, other, tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("", 0, ""), success("start", 0))
+    run = write_policy(tmp_path, "rl-a", settings_of("line", 0, "sft-start"), success("start", 0.3))
+    relabel(run, **{key: other})
+    with pytest.raises(UserError, match=rf"rl-a.* and .*sft-start.*: evaluate\.{key} was {other} and .*evaluate both alike"):
+        compare(tmp_path, tmp_path / "out")
+
+
+def test_groups_may_think_differently_but_not_at_different_temperatures(tmp_path):
+    for start, reward, protocol in (("sft-a", "line", "answer"), ("sft-b", "random", "think")):
+        relabel(write_policy(tmp_path, start, settings_of("", 0, ""), success(start, 0)), protocol=protocol)
+        relabel(write_policy(tmp_path, f"rl-{reward}", settings_of(reward, 0, start), success(start, 0.3)), protocol=protocol)
+    assert set(compare(tmp_path, tmp_path / "out", "ks=1")["changes"]["policy"]) == {"line", "random"}
+    for name in ("sft-b", "rl-random"):
+        relabel(tmp_path / name, temperature=0.6)
+    with pytest.raises(UserError, match=r"evaluate\.temperature was"):
+        compare(tmp_path, tmp_path / "out", "ks=1")

@@ -23,7 +23,7 @@ from chessrl.tiers import newly_solved_exactly
 from rl.tabular_policy import move_table, success
 from rl.tabular_update import expected_step, noisy_reward
 from tests import tiny
-from tests.test_comparison import PUZZLES, write_policy
+from tests.test_comparison import PUZZLES, relabel, write_policy
 from tests.test_comparison import success as success_of
 from tests.test_endgame import needs_stockfish
 
@@ -126,6 +126,13 @@ def test_arms_of_different_seeds_are_not_compared(tmp_path):
         curriculum.main([f"outputs={root}", f"out={tmp_path / 'out'}"])
 
 
+def test_curricula_measured_under_different_settings_are_not_compared(tmp_path):
+    root = write_curricula(tmp_path / "sweep")
+    relabel(root / "rl-plain1", temperature=0.5)
+    with pytest.raises(UserError, match=r"evaluate\.temperature was"):
+        curriculum.main([f"outputs={root}", f"out={tmp_path / 'out'}"])
+
+
 # ---- verifiers --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +171,18 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
         assert rates.loc[name, "difference"] == pytest.approx(shares[0] - shares[1])
     assert rates["predicted_rate"].iloc[0] == pytest.approx(1) and rates["predicted_rate"].iloc[1] < 0
     assert gaps["gap_change"].tolist() == pytest.approx([0.4, 0.4])  # means over steps 21-30 and 1-10
+
+
+def write_verifier_run(root: Path, name: str, reward: dict, lift: float = 0.0, **settings: object) -> Path:
+    common = {"reward": {"true_positive_rate": 1.0, "false_positive_rate": 0.0} | reward, "algorithm": {"group": 8}}
+    return write_policy(root, name, settings_of("sft-start") | common | settings, success_of("start", lift))
+
+
+def test_verifiers_measured_at_different_temperatures_are_refused(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    relabel(write_verifier_run(tmp_path, "rl-a", {"weights": {"line": 1.0}}, 0.3), temperature=0.5)
+    with pytest.raises(UserError, match=r"evaluate\.temperature was 1\.0 and 0\.5"):
+        verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
 
 
 @needs_stockfish

@@ -14,12 +14,14 @@ import yaml
 from analysis.compute_aligned import aligned_table
 from analysis.contamination import account_table, independent_difference, prefix_differences, prefix_table, slice_table
 from analysis.evidence import gather, main
+from analysis.evidence_points import holdout, verifier
 from analysis.read import Run, read_runs
 from analysis.readiness import (
     FAILED,
     NOT_MEASURED,
     POINTS,
     SHOWN,
+    Check,
     EvidenceSettings,
     at_least,
     at_most,
@@ -113,6 +115,49 @@ def test_attack_rates_are_shares_of_the_puzzles_that_allow_them(tmp_path):
     write_audit(tmp_path / "rl-1", verdict_rows([(True, True)] * 4, 4), attacks.astype({"fooled": bool}))
     table = attack_rates(read_audits(tmp_path / "rl-1")[0]).set_index("attack")
     assert table["success_rate"].to_dict() == {"a": 0.25, "b": 1.0} and table["n"].to_dict() == {"a": 4, "b": 2}
+
+
+def write_engine_run(root: Path, reward: dict | None = None, engine: dict | None = None) -> Run:
+    """RL by the reward ``engine`` with an audit of line and engine at depth 8."""
+    path = write_run(root, "rl-1", 0.4, reward="engine")
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["engine"] = {"mode": "depth", "depth": 8, "nodes": 1000, "delta": 0.02, "mate_slack": 0} | (engine or {})
+    config["reward"] |= {"accept": "engine"} | (reward or {})
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = verdict_rows([(True, True)] * 300 + [(False, False)] * 300, 200).assign(
+        engine_depth_8=False, line_or_engine_depth_8=lambda table: table["line"]
+    )
+    attacks = pd.DataFrame({"attack": "mate_claim", "verifier": "line_or_engine_depth_8", "puzzle": [*range(400)], "bin": "B1", "fooled": False})
+    folder = write_audit(path, rows, attacks, ("line", "engine_depth_8", "line_or_engine_depth_8"))
+    record = json.loads((folder / "audit.json").read_text()) | {"nodes": 1000, "delta": 0.02, "mate_slack": 0}
+    (folder / "audit.json").write_text(json.dumps(record))
+    return read_runs([path])[0]
+
+
+def verifier_checks(run: Run) -> list[Check]:
+    checks = verifier([run], EvidenceSettings(runs=(), out="", accuracy="engine"), np.random.default_rng(0))[1]
+    return [check for check in checks if "rise" not in check.name]
+
+
+def test_an_engines_reward_is_audited_with_the_line_and_mates_that_it_pays(tmp_path):
+    checks = verifier_checks(write_engine_run(tmp_path))
+    names = {"precision of line_or_engine_depth_8", "J of line_or_engine_depth_8", "best attack on line_or_engine_depth_8: mate_claim"}
+    assert {check.name for check in checks} == names and {check.verdict for check in checks} == {SHOWN}
+
+
+@pytest.mark.parametrize(
+    ("reward", "engine", "source"),
+    [
+        ({"true_positive_rate": 0.3, "false_positive_rate": 0.7}, {}, "errs at random"),
+        ({"accept": "line", "false_positive_rate": 0.3}, {}, "errs at random"),
+        ({}, {"mode": "searchmoves", "nodes": 1}, "engine.mode=searchmoves"),
+        ({}, {"depth": 4}, "audit.depths=[4]"),
+        ({}, {"nodes": 1}, "engine.nodes=1 "),
+    ],
+)
+def test_a_training_verifier_that_was_not_audited_is_not_measured(reward, engine, source, tmp_path):
+    [check] = verifier_checks(write_engine_run(tmp_path, reward, engine))
+    assert check.verdict == NOT_MEASURED and source in check.source
 
 
 def test_the_gaps_rise_compares_the_ends():
@@ -212,6 +257,72 @@ def test_two_runs_of_one_reward_and_seed_are_refused(tmp_path):
         reward_table(trained, np.random.default_rng(0))
 
 
+def test_a_run_and_its_start_are_compared_under_the_same_settings(tmp_path):
+    start, run = write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-1", 0.5, parent="x/sft-0")
+    write_evaluation(run, "rl", "later", make_samples(0.9, 0), step=200, protocol="answer", temperature=0.5)
+    trained, notes = trained_runs(read_runs([start, run]), "test")
+    assert not trained and "rl-1 is left out: " in notes[0] and "different settings" in notes[0]
+    write_evaluation(start, "sft", "cold", make_samples(0.1, 0), protocol="answer", temperature=0.5)
+    [found], notes = trained_runs(read_runs([start, run]), "test")
+    assert not notes and (found.before.mean(), found.after.mean()) == tuple(make_samples(skill, 0)["solved"].mean() for skill in (0.1, 0.9))
+
+
+def test_runs_evaluated_under_different_settings_are_no_seeds_of_one_setup(tmp_path):
+    paths = [write_run(tmp_path, "sft-0", 0.2)] + [write_run(tmp_path, f"rl-{seed}", 0.5, seed=seed, parent="x/sft-0") for seed in (0, 1)]
+    for path in (paths[0], paths[2]):
+        write_evaluation(path, path.name.split("-")[0], "strict", make_samples(0.3, 0), step=200, protocol="answer", spelling="strict")
+    table = reward_table(trained_runs(read_runs(paths), "test")[0], np.random.default_rng(0))
+    assert table["setup"].nunique() == 2 and table["seeds"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("labels", [{"step": 30}, {"temperature": 0.5}, {"spelling": "strict"}])
+def test_the_private_split_is_compared_with_the_test_of_its_step_and_settings(labels, tmp_path):
+    run = write_run(tmp_path, "rl-1", 0.5)
+    write_evaluation(run, "rl", "private", make_samples(0.3, 0), split="private", **({"protocol": "answer"} | labels))
+    settings = EvidenceSettings(runs=(str(run),), out="")
+    [check] = [check for check in holdout(read_runs([run]), settings, np.random.default_rng(0))[1] if check.name.startswith("pass@1")]
+    assert check.verdict == NOT_MEASURED and "evaluate.split=test" in check.source and "evaluations/private" in check.source
+    write_evaluation(run, "rl", "bbbb", make_samples(0.4, 0), **({"protocol": "answer"} | labels))
+    sections, _ = holdout(read_runs([run]), settings, np.random.default_rng(0))
+    assert sections[0].table["pass_at_1_test"].item() == pytest.approx(make_samples(0.4, 0)["solved"].mean())
+
+
+def configure(run: Path, section: str, **changed: object) -> None:
+    """Keys of a section of the run's configuration, changed."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings[section] = settings.get(section, {}) | changed
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.mark.parametrize("key", ["false_positive_rate", "depth"])
+def test_rewards_of_one_name_are_told_apart_by_rates_and_engine(key, tmp_path):
+    paths = [write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-random", 0.2, "random", parent="x/sft-0")]
+    for value, skill in ((0, 0.5), (1, 0.3)):
+        paths.append(write_run(tmp_path, f"rl-{value}", skill, parent="x/sft-0"))
+        configure(paths[-1], "reward", accept="engine" if key == "depth" else "line")
+        configure(paths[-1], "engine", mode="depth", nodes=1000, delta=0.02, mate_slack=0)
+        configure(paths[-1], "engine" if key == "depth" else "reward", **{key: value})
+    trained, _ = trained_runs(read_runs(paths), "test")
+    table = reward_table(trained, np.random.default_rng(0))
+    assert table["setup"].nunique() == 1 and table["variant"].nunique() == 3 and (table["seeds"] == 1).all()
+    differences = reward_differences(trained, "line", np.random.default_rng(0))
+    expected = {make_samples(skill, 0)["solved"].mean() - make_samples(0.2, 0)["solved"].mean() for skill in (0.5, 0.3)}
+    assert sorted(differences["difference"]) == pytest.approx(sorted(expected))
+
+
+def test_rewards_from_different_starts_are_not_paired(tmp_path):
+    paths = [write_run(tmp_path, f"sft-{name}", 0.2) for name in "ab"]
+    paths += [write_run(tmp_path, "rl-1", 0.5, parent="x/sft-a"), write_run(tmp_path, "rl-2", 0.2, "random", parent="x/sft-b")]
+    trained, _ = trained_runs(read_runs(paths), "test")
+    assert len(trained) == 2 and reward_differences(trained, "line", np.random.default_rng(0)).empty
+    paths.append(write_run(tmp_path, "rl-3", 0.3, "random", parent="x/sft-a"))
+    trained, _ = trained_runs(read_runs(paths), "test")
+    [row] = reward_differences(trained, "line", np.random.default_rng(0)).to_dict("records")
+    assert row["seeds"] == 1 and row["difference"] == pytest.approx(make_samples(0.5, 0)["solved"].mean() - make_samples(0.3, 0)["solved"].mean())
+    configure(paths[1], "sft", epochs=9)
+    assert reward_table(trained_runs(read_runs(paths), "test")[0], np.random.default_rng(0))["setup"].nunique() == 2
+
+
 def test_drift_compares_the_tenths_at_the_ends(tmp_path):
     kl = np.r_[np.full(6, 0.1), np.full(48, 9.0), np.full(6, 0.4)]
     run = read_runs([write_run(tmp_path, "rl-1", 0.3, kl=kl)])[0]
@@ -242,6 +353,18 @@ def test_equal_compute_gives_the_longer_answers_fewer_samples(tmp_path):
     solved = [skilled.groupby("puzzle")["solved"].mean() for skilled in (make_samples(0.2, 0), longer)]
     assert table.loc[("tokens", "pass@1"), "difference"] == pytest.approx((solved[1] - solved[0]).mean())
     assert row["start_value"] == pytest.approx((solved[0] > 0).mean()), "k = n: any solved sample"
+
+
+def test_answers_that_begin_alike_are_no_vote_for_one_another(tmp_path):
+    """Of 16 answers 6 are right, and 5 and 5 begin with one wrong move: right by whole answers, wrong by first moves."""
+    start, trained = write_run(tmp_path, "sft-0", 0.2), write_run(tmp_path, "rl-1", 0.5, parent="outputs/sft-0")
+    answers = ["R a1 a8"] * 6 + ["R a1 a2 / R b1 b2"] * 5 + ["R a1 a2 / R b1 b3"] * 4 + ["R a1 a2 / b1 b3"]  # as spelt
+    samples = make_samples(0.5, 0).assign(answer=np.tile(answers, 90), solved=np.tile([True] * 6 + [False] * 10, 90), tokens=10)
+    for run, kept in ((start, samples), (trained, samples[samples["puzzle"] != "p0000"])):
+        kept.to_parquet(run / "evaluations" / "aaaa" / "samples.parquet")
+    table = aligned_table(read_runs([start, trained]), "test", np.random.default_rng(0)).set_index(["budget", "metric"])
+    row = table.loc["tokens", "maj@k"]
+    assert (row["n_puzzles"], row["k_start"], row["start_value"], row["rl_value"]) == (89, 16, 1, 1)
 
 
 # ---- readiness ----------------------------------------------------------------------------------------------------------------------------

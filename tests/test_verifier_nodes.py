@@ -120,8 +120,8 @@ def test_an_evaluation_without_a_policy_is_named(tmp_path):
 # ---- the table and figure ----------------------------------------------------------------------------------------------------------------
 
 
-def verdict_rows(policy: str, limit: int, values: list[tuple[float, float, float]]) -> pd.DataFrame:
-    rows = [(policy, "sft", 7, "searchmoves", limit, f"p{place}", f"B{place % 2 + 1}", *each) for place, each in enumerate(values)]
+def verdict_rows(policy: str, limit: int, values: list[tuple[float, float, float]], step: int = 7) -> pd.DataFrame:
+    rows = [(policy, "sft", step, "searchmoves", limit, f"p{place}", f"B{place % 2 + 1}", *each) for place, each in enumerate(values)]
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
@@ -138,6 +138,16 @@ def test_rates_of_a_verifier_by_hand(tmp_path):
     assert table.loc[(10, "all"), "gap"] == 0 and table.loc[(10, "all"), "precision"] == 1
     assert table.loc[(1, "B2"), "gap"] == pytest.approx(0.3) and table.loc[(1, "B2"), "puzzles"] == 1
     assert (tmp_path / "out" / "verifier_nodes.png").stat().st_size > 10_000
+
+
+def test_steps_of_one_run_are_lines_of_their_own(tmp_path, capsys):
+    parts = [verdict_rows("a", limit, [(0.1 * step, 0.5, 0.1)] * 2, step) for step in (1, 2) for limit in (1, 10)]
+    pd.concat(parts).to_parquet(tmp_path / "verdicts.parquet")
+    nodes_analysis.main([f"verdicts={tmp_path / 'verdicts.parquet'}", f"out={tmp_path / 'out'}"])
+    assert "2 policies" in capsys.readouterr().out
+    figure = nodes_analysis.nodes_figure(pd.read_csv(tmp_path / "out" / "verifier_nodes.csv"))
+    assert sorted(tuple(line.get_ydata()) for line in figure.axes[0].get_lines()) == [pytest.approx((0.3, 0.3)), pytest.approx((0.4, 0.4))]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sft step 1: 10.0% right", "sft step 2: 20.0% right"]
 
 
 def test_a_table_without_verdicts_is_named(tmp_path):
