@@ -74,26 +74,25 @@ def nodes_table(verdicts: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 @styled
 def nodes_figure(table: pd.DataFrame) -> Figure:
-    """Gap and precision over the limit, one column of panels per kind of limit, a line per policy."""
+    """Gap and precision over the limit, one column of panels per kind of limit, a line per policy: a run at a step."""
     overall = table[table["bin"] == "all"]
-    policies = list(dict.fromkeys(overall["policy"]))
+    of_policy = {key: rows.sort_values("limit") for key, rows in overall.groupby(["policy", "step"], sort=False)}
     modes = [mode for mode in MODES if (overall["mode"] == mode).any()]
-    colours = dict(zip(policies, palette(len(policies))))
+    colours = palette(len(of_policy))
     figure, panels = axes_grid(2 * len(modes), len(modes), 2.0)
     for at, mode in enumerate(modes):
         for row, (measure, label) in enumerate((("gap", "accepted less right"), ("precision", "precision (the ceiling)"))):
             axes = panels[row * len(modes) + at]
-            for place, policy in enumerate(policies):
-                lines = overall[(overall["mode"] == mode) & (overall["policy"] == policy)].sort_values("limit")
-                axes.plot(lines["limit"], lines[measure], color=colours[policy], marker=MARKERS[place % len(MARKERS)], markersize=3.5)
-                axes.fill_between(lines["limit"], lines[f"{measure}_low"], lines[f"{measure}_high"], color=colours[policy], alpha=0.12, linewidth=0)
+            for place, (rows, colour) in enumerate(zip(of_policy.values(), colours)):
+                line = rows[rows["mode"] == mode]
+                axes.plot(line["limit"], line[measure], color=colour, marker=MARKERS[place % len(MARKERS)], markersize=3.5)
+                axes.fill_between(line["limit"], line[f"{measure}_low"], line[f"{measure}_high"], color=colour, alpha=0.12, linewidth=0)
             axes.set_xscale("log", base=10 if mode == "searchmoves" else 2)
             axes.set_xlabel(MODES[mode])
             axes.set_ylabel(label)
             axes.set_ylim(bottom=0)
-    first = overall.drop_duplicates("policy").set_index("policy")
-    names = [f"{first.at[policy, 'stage']} step {first.at[policy, 'step']}: {first.at[policy, 'right']:.1%} right" for policy in policies]
-    marks = [Line2D([], [], color=colours[policy], marker=MARKERS[place % len(MARKERS)], markersize=3.5) for place, policy in enumerate(policies)]
+    names = [f"{rows['stage'].iloc[0]} step {step}: {rows['right'].iloc[0]:.1%} right" for (_, step), rows in of_policy.items()]
+    marks = [Line2D([], [], color=colour, marker=MARKERS[place % len(MARKERS)], markersize=3.5) for place, colour in enumerate(colours)]
     series_legend(figure, marks, names, "upper")
     return figure
 
@@ -104,9 +103,9 @@ def main(arguments: list[str]) -> None:
     out = make_folder(settings.out, "out")
     table.to_csv(out / "verifier_nodes.csv", index=False)
     save_figure(nodes_figure(table), out, "verifier_nodes")
-    shown = ["policy", "mode", "limit", "puzzles", "right", "accepted", "gap", "false_positive", "precision", "engine_recall"]
+    shown = ["policy", "step", "mode", "limit", "puzzles", "right", "accepted", "gap", "false_positive", "precision", "engine_recall"]
     print(table[table["bin"] == "all"][shown].to_string(index=False, float_format=lambda value: f"{value:.4f}"))
-    print(f"{table['policy'].nunique()} policies -> {out}")
+    print(f"{table.groupby(['policy', 'step']).ngroups} policies -> {out}")
 
 
 if __name__ == "__main__":

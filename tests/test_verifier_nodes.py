@@ -140,6 +140,16 @@ def test_rates_of_a_verifier_by_hand(tmp_path):
     assert (tmp_path / "out" / "verifier_nodes.png").stat().st_size > 10_000
 
 
+def test_steps_of_one_run_are_policies_of_their_own():
+    values = {0: (0.2, 0.5, 0.1), 60: (0.4, 0.5, 0.3)}
+    rows = [verdict_rows("a", limit, [each] * 2).assign(step=step) for step, each in values.items() for limit in (1, 10)]
+    figure = nodes_analysis.nodes_figure(nodes_analysis.nodes_table(pd.concat(rows), seed=0))
+    gap, precision = figure.axes[:2]
+    assert [line.get_ydata().tolist() for line in gap.lines] == [pytest.approx([0.3, 0.3]), pytest.approx([0.1, 0.1])]
+    assert [line.get_ydata().tolist() for line in precision.lines] == [pytest.approx([0.4, 0.4]), pytest.approx([0.8, 0.8])]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sft step 0: 20.0% right", "sft step 60: 40.0% right"]
+
+
 def test_a_table_without_verdicts_is_named(tmp_path):
     with pytest.raises(UserError, match="no such file; make it with"):
         nodes_analysis.main([f"verdicts={tmp_path / 'x.parquet'}", f"out={tmp_path}"])
