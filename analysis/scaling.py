@@ -65,6 +65,7 @@ class Sweep:
     lines: pd.DataFrame  # scaling_tables.line_table
     surface: SurfaceFit | None
     surface_notes: tuple[str, ...]
+    left_out: tuple[str, ...]  # of the runs: a note on each
     c_ref: float
 
     def rng(self, place: int) -> np.random.Generator:
@@ -79,11 +80,14 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
     outputs = Path(settings.outputs)
     cells = pretraining_cells(outputs)
     runs = rl_runs(outputs)
-    success = success_table(runs, settings.measure)
+    success, left_out = tables.with_lines(success_table(runs, settings.measure))
     points = points_of(success, settings.bins)
     if points["run"].nunique() < MINIMUM_RUNS:
         found = points["run"].nunique()
-        raise UserError(f"outputs={outputs}: laws across runs need {MINIMUM_RUNS} measured RL runs, found {found}: sweep model and pretrain.tokens")
+        raise UserError(
+            f"outputs={outputs}: laws across runs need {MINIMUM_RUNS} RL runs measured at two steps or more, found {found}: "
+            "sweep model and pretrain.tokens"
+        )
     c_ref = settings.c_ref or tables.common_compute(points)
     lines = tables.line_table(success, settings.bins, c_ref, np.random.default_rng([settings.seed, 0]))
     try:
@@ -93,7 +97,7 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
         notes = surface.warnings
     except UserError as error:
         surface, notes = None, (str(error),)
-    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref)
+    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, tuple(left_out), c_ref)
 
 
 # ---- sections ---------------------------------------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ def run_section(sweep: Sweep) -> Section:
         f"C_ref = {sweep.c_ref:.3g} (dotted). Triangles: before RL."
     )
     figure = scaling_figures.rl_curves_figure(sweep.points, sweep.lines, sweep.c_ref)
-    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure)
+    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure, sweep.left_out)
 
 
 def level_section(sweep: Sweep) -> Section:
@@ -198,8 +202,9 @@ def ceiling_section(sweep: Sweep) -> Section:
 
 
 def start_section(sweep: Sweep) -> Section:
+    runs = [run for run in sweep.runs if run.name in set(sweep.points["run"])]  # those of the law of RL, at every k
     by_k = {1: sweep.points}
-    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in START_KS[1:]}
+    by_k |= {k: points_of(success_table(runs, sweep.settings.measure, k), sweep.settings.bins) for k in START_KS[1:]}
     return Section(
         "start", "What fine-tuned policies solve, over pretraining loss",
         "pass@k before RL as scale * 10^(slope L), least squares of its logarithm; scale in percent. k = 1 is the floor of the law of RL.",

@@ -52,11 +52,25 @@ def common_compute(points: pd.DataFrame) -> float:
     return float(np.sqrt(low * high))
 
 
+def with_lines(success: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of the runs that were measured at two computes of RL or more, and a note on each of the others: one point has no line.
+
+    success: ``scaling_data.success_table``.
+    """
+    counts = success[success["rl_flops"] > 0].groupby("run")["rl_flops"].nunique().reindex(success["run"].unique(), fill_value=0)
+    few = counts[counts < 2]
+    notes = [
+        f"{run} is left out: measured at {count} step{'s' * (count != 1)} of RL, and a line needs two; evaluate more of them (evaluate.step)."
+        for run, count in few.items()
+    ]
+    return success[~success["run"].isin(few.index)], notes
+
+
 def line_table(success: pd.DataFrame, bins: Sequence[str], c_ref: float, rng: np.random.Generator) -> pd.DataFrame:
     """One row per run: N, T, L, pass@1 before RL and at its last step, R_ref and B with intervals over puzzles, in-sample RMSE of the line.
 
     Both constants are linear in the rewards, so each puzzle has its own least-squares line and their mean is the run's: the interval is the
-    bootstrap of that mean. success: ``scaling_data.success_table``.
+    bootstrap of that mean. success: of ``with_lines``.
     """
     chosen = success if "all" in bins else success[success["bin"].isin(bins)]
     rows = []

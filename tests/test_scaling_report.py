@@ -95,6 +95,18 @@ def test_a_line_is_the_mean_of_its_puzzles_lines(success, points) -> None:
         assert row.reference_high - row.reference == pytest.approx(half, rel=0.25)
 
 
+def test_a_run_measured_once_after_rl_is_left_out_with_a_note(sweep, tmp_path) -> None:
+    """Through one point goes no line of its own: a pseudoinverse would invent one."""
+    outputs = Path(shutil.copytree(sweep, tmp_path / "runs"))
+    once = sorted(outputs.glob("rl-*"))[0]
+    for step in STEPS[1:]:
+        shutil.rmtree(once / "evaluations" / f"step{step}")
+    read = scaling.read_sweep(scaling.ScalingSettings(str(tmp_path / "out"), str(outputs), resamples=2))
+    assert once.name not in [*read.lines["run"], *read.points["run"]] and len(read.lines) == 11
+    (note,) = scaling.run_section(read).notes
+    assert once.name in note and "left out" in note and "1 step" in note
+
+
 def test_the_common_compute_lies_where_all_runs_were_measured(points) -> None:
     low, high = FLOPS_PER_STEP * STEPS[0] * 3, FLOPS_PER_STEP * STEPS[-1] * 0.3  # of the largest size's first step, of the smallest's last
     assert scaling_tables.common_compute(points) == pytest.approx(np.sqrt(low * high))
@@ -167,7 +179,7 @@ def test_a_sweep_of_four_runs_says_what_it_does_not_bear(tmp_path) -> None:
     assert sections["frontier"].figure is None and "no loss surface" in sections["frontier"].notes[0]
     assert any("leave nothing to test it by" in note for note in sections["level"].notes)
     shutil.rmtree(next(outputs.glob("rl-*")))
-    with pytest.raises(UserError, match="need 4 measured RL runs, found 3"):
+    with pytest.raises(UserError, match="need 4 RL runs measured at two steps or more, found 3"):
         scaling.read_sweep(scaling.ScalingSettings(out="", outputs=str(outputs)))
 
 
