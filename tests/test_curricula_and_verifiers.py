@@ -107,6 +107,26 @@ def test_a_chain_of_rounds_is_compared_with_the_policy_that_its_first_round_bega
     assert (tmp_path / "out" / "curriculum.png").stat().st_size > 10_000
 
 
+def test_a_bridge_that_seeds_share_is_one_policy(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    write_policy(tmp_path, "sft-bridge", settings_of("sft-start", rounds=1, puzzles=5), success_of("start", 0.1))
+    for seed in (0, 1):
+        write_policy(tmp_path, f"rl-end{seed}", settings_of("sft-bridge", seed, rounds=1, puzzles=5), success_of("start", 0.2 + seed / 10))
+    runs = read_runs(sorted(tmp_path.glob("*-*")))
+    found = curriculum.policies_of(curriculum.by_arm(curriculum.chains_of(runs), "rl.seed"), "test", curriculum.success_of)
+    assert {arm: len(seeds) for arm, seeds in found.after.items()} == {"boundary": 2, "bridge alone": 1}
+    assert {arm: len(seeds) for arm, seeds in found.before.items()} == {"boundary": 2, "bridge alone": 1}
+
+
+def test_costs_name_the_seeds_that_are_asked_for(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    for seed in (7, 8):
+        settings = settings_of("sft-start")
+        write_policy(tmp_path, f"rl-{seed}", settings | {"rl": settings["rl"] | {"data_seed": seed}}, success_of("start", 0.2))
+    curriculum.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}", "seeds=rl.data_seed"])
+    assert pd.read_csv(tmp_path / "out" / "costs.csv")["seed"].tolist() == [7, 8]
+
+
 @pytest.mark.parametrize(
     ("keys", "arm"),
     [
