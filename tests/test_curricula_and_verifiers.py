@@ -172,7 +172,12 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
             reward = {"weights": {"line": 1.0}, "true_positive_rate": true_positive, "false_positive_rate": false_positive}
             settings = settings_of("sft-start", seed) | {"reward": reward, "algorithm": {"group": 8}}
             run = write_policy(tmp_path, f"rl-{true_positive}{seed}", settings, success_of("start", lift))
-            lines = [{"step": step, "tokens": step, "reward": 0.1 + 0.02 * step, "reward/oracle": 0.1} for step in range(1, 31)]
+            # weight 2, and the oracle's mean is over episodes that the verifier could not tell as well: neither is the gap's
+            lines = [
+                {"step": step, "tokens": step, "reward": 2 * (0.1 + 0.02 * step), "reward/verifier": 0.1 + 0.02 * step, "reward/gap": 0.02 * step,
+                 "reward/oracle": 0.05}
+                for step in range(1, 31)
+            ]  # fmt: skip
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
     rates, gaps = (pd.read_csv(tmp_path / "out" / f"{name}.csv").set_index("verifier") for name in ("rates", "gaps"))
@@ -184,6 +189,22 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
         assert rates.loc[name, "difference"] == pytest.approx(shares[0] - shares[1])
     assert rates["predicted_rate"].iloc[0] == pytest.approx(1) and rates["predicted_rate"].iloc[1] < 0
     assert gaps["gap_change"].tolist() == pytest.approx([0.4, 0.4])  # means over steps 21-30 and 1-10
+    assert gaps["oracle_last"].tolist() == pytest.approx([0.1, 0.1]) and gaps["accepted_first"].tolist() == pytest.approx([0.21, 0.21])
+
+
+def test_a_log_without_the_verifiers_verdict_is_named(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    settings = settings_of("sft-start") | {
+        "reward": {"weights": {"line": 1.0}, "true_positive_rate": 1, "false_positive_rate": 0}, "algorithm": {"group": 8},
+    }  # fmt: skip
+    write_policy(tmp_path, "rl-a", settings, success_of("start", 0.1))
+    with pytest.raises(UserError, match=r"rl-a/metrics\.jsonl: no reward/verifier"):
+        verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
+
+
+def test_engines_of_one_depth_with_other_error_rates_have_names_of_their_own():
+    assert Verifier("engine, depth 1", 1.0, 0.0).name == "engine, depth 1"
+    assert Verifier("engine, depth 1", 0.9, 0.1).name == "engine, depth 1, TPR 0.9, FPR 0.1"
 
 
 @needs_stockfish
@@ -204,8 +225,9 @@ def test_the_shallow_verifier_preset_runs_at_toy_size(tiny_runs, tmp_path, monke
 
 
 def test_gaps_by_hand():
-    rows = [("engine", step, seed, 0.5 + seed / 10 + (step > 10) / 5, 0.2) for step in range(1, 21) for seed in (0, 1)]
-    table = gaps_table(pd.DataFrame(rows, columns=["verifier", "step", "seed", "reward", "oracle"])).iloc[0]
-    assert (table["reward_first"], table["reward_last"], table["gap_first"]) == pytest.approx((0.55, 0.75, 0.35))
+    rows = [("engine", step, seed, 0.5 + seed / 10 + (step > 10) / 5, 0.3 + seed / 10 + (step > 10) / 5)
+            for step in range(1, 21) for seed in (0, 1)]  # fmt: skip
+    table = gaps_table(pd.DataFrame(rows, columns=["verifier", "step", "seed", "accepted", "gap"])).iloc[0]
+    assert (table["accepted_first"], table["accepted_last"], table["gap_first"]) == pytest.approx((0.55, 0.75, 0.35))
     assert (table["gap_change"], table["gap_change_low"], table["gap_change_high"]) == pytest.approx((0.2, 0.2, 0.2))
-    assert table["oracle_over_reward_last"] == pytest.approx(0.2 / 0.75)
+    assert table["oracle_over_accepted_last"] == pytest.approx(0.2 / 0.75)
