@@ -235,6 +235,9 @@ def frontier_sections(sweep: Sweep, form: str) -> list[Section]:
     notes = [f"f(L) {form}; budgets within those measured.", f"The paper's share of RL: {published.RL_SHARE}."]
     if ends:
         notes.append(f"{ends} of {len(best)} optima lie at the smallest or largest size: these runs do not show where the best size is.")
+    tokens = sweep.cells["tokens"]
+    if outside := int(((best["tokens"] < tokens.min()) | (best["tokens"] > tokens.max())).sum()):
+        notes.append(f"{outside} of {len(best)} optima take fewer or more tokens than any run had: extrapolation, which may be nonsense.")
     notes += [f"The loss surface under it: {note}." for note in sweep.surface_notes]
     return [
         Section("frontier", title, text, source, best, scaling_figures.frontier_figure(best, measured), tuple(notes)),

@@ -35,6 +35,11 @@ def points(success):
 
 
 @pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return make_sweep(tmp_path_factory.mktemp("small"), SIZES[:2], BUDGETS[:3])
+
+
+@pytest.fixture(scope="module")
 def one(tmp_path_factory):
     return make_sweep(tmp_path_factory.mktemp("one"), SIZES[:1], BUDGETS[:1])
 
@@ -168,9 +173,9 @@ def test_forms_that_a_few_runs_cannot_bear_are_left_out(points) -> None:
     assert set(table["form"]) == {"linear", "exponential", "power", "logistic"}
 
 
-def test_the_command_writes_every_section_and_its_tables(sweep, tmp_path, capsys) -> None:
-    scaling.main([f"outputs={sweep}", f"out={tmp_path}", "resamples=2"])
-    assert "12 pretraining runs, 12 RL runs" in capsys.readouterr().out
+def test_the_command_writes_every_section_and_its_tables(small, tmp_path, capsys) -> None:
+    scaling.main([f"outputs={small}", f"out={tmp_path}", "resamples=1"])
+    assert "6 pretraining runs, 6 RL runs" in capsys.readouterr().out
     lines = pd.read_csv(tmp_path / "tables" / "rl_lines.csv")
     assert lines["slope"].to_numpy() == pytest.approx(0.02 * np.log10(lines["tokens"] / 1e5))
     for name in ("rl_lines", "predictors", "level", "slope", "loss_surface", "ceilings", "frontier", "cell_crossings"):
@@ -194,7 +199,7 @@ def test_a_sweep_of_four_runs_says_what_it_does_not_bear(tmp_path) -> None:
         scaling.read_sweep(scaling.ScalingSettings(out="", outputs=str(outputs)))
 
 
-def test_a_plan_far_beyond_the_sweep_says_that_it_extrapolates(sweep, capsys) -> None:
-    plan(["budget=1e18", f"outputs={sweep}", "resamples=3"])
+def test_a_plan_far_beyond_the_sweep_says_that_it_extrapolates(small, capsys) -> None:
+    plan(["budget=1e18", f"outputs={small}", "resamples=2"])
     told = capsys.readouterr().out
     assert "95% intervals" in told and "careful: extrapolation: the budget is" in told
