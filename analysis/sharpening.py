@@ -126,22 +126,6 @@ def explained_share(q: np.ndarray, p: np.ndarray, fitted: np.ndarray) -> float:
     return float(1 - js_divergence(q, fitted).sum() / moved) if moved > 1e-12 else float("nan")
 
 
-def centred_logit_slope(p: np.ndarray, q: np.ndarray, legal: np.ndarray) -> tuple[float, float]:
-    """Slope and R2 of centred log q on centred log p, pooled over states and moves, no intercept. NaN where p is uniform everywhere."""
-    x, y = (_centred(values, legal) for values in (p, q))
-    squares = (x**2).sum()
-    if squares == 0:
-        return float("nan"), float("nan")
-    beta = (x * y).sum() / squares
-    total = (y**2).sum()
-    return float(beta), float(1 - ((y - beta * x) ** 2).sum() / total) if total else float("nan")
-
-
-def _centred(p: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    logs = np.where(legal, log_floored(p), 0.0)
-    return np.where(legal, logs - (logs.sum(1) / legal.sum(1))[:, None], 0.0)
-
-
 # ---- traces -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -193,26 +177,3 @@ def categories(p: np.ndarray, q: np.ndarray, legal: np.ndarray, solving: np.ndar
         ~before & ~after & (rank_q[rows, worst] < top) & (q[rows, worst] > p[rows, worst]),
     ]
     return np.select(rules, list(range(5)), default=5)
-
-
-def mass_by_rank(p: np.ndarray, q: np.ndarray, legal: np.ndarray, most: int = 10) -> np.ndarray:
-    """(most + 1, 2): mean mass under p and under q of the moves of each initial rank, the last row all further ranks. Columns sum to 1."""
-    places = np.minimum(ranks(p, legal), most)
-    return np.array([[(policy * (places == place)).sum(1).mean() for policy in (p, q)] for place in range(most + 1)])
-
-
-def redistribution_matrix(p: np.ndarray, q: np.ndarray, legal: np.ndarray, most: int = 10) -> np.ndarray:
-    """(most + 1, most + 1): mean mass under q of the moves with initial rank i (row) and final rank j (column); the last of each is all further."""
-    first, last = (np.minimum(ranks(policy, legal), most) for policy in (p, q))
-    matrix = np.zeros((most + 1, most + 1))
-    np.add.at(matrix, (first[legal], last[legal]), q[legal])
-    return matrix / len(p)
-
-
-def mass_by_quality(p: np.ndarray, q: np.ndarray, legal: np.ndarray, lost: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """(len(edges) + 1, 2): mean mass under p and q of the moves whose loss of expected score is in each interval.
-
-    lost (states, moves): best expected score minus the move's, of the engine; edges: ascending, a move at an edge belongs below it.
-    """
-    places = np.searchsorted(edges, lost, side="left")
-    return np.array([[(policy * (legal & (places == place))).sum(1).mean() for policy in (p, q)] for place in range(len(edges) + 1)])

@@ -19,7 +19,7 @@ from analysis.read import read_runs
 from analysis.resampling import Weights
 from analysis.sharpening import CATEGORIES
 from analysis.transition_tables import RANKS, categories_table, quality_table, rank_table, redistribution_table
-from analysis.transitions import Layout, Pooled, puzzle_sums, sharpening_table, transition
+from analysis.transitions import Layout, Pooled, Transition, puzzle_sums, sharpening_table, transition
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
 from tests.policy_files import made_up, sharpened, write_policy
@@ -38,6 +38,26 @@ def transition_of(folder: Path, before: list[np.ndarray], after: list[np.ndarray
 def values_of(table: pd.DataFrame, bin: str = "all") -> dict[str, tuple[float, float, float]]:
     rows = table[table["bin"] == bin]
     return {row.measure: (row.value, row.ci_low, row.ci_high) for row in rows.itertuples()}
+
+
+def centred_slope(p: np.ndarray, q: np.ndarray, legal: np.ndarray) -> tuple[float, float]:
+    """Slope and R2 through the origin of log q on log p, each less its state's mean, state by state."""
+    x, y = (np.concatenate([np.log(row[moves]) - np.log(row[moves]).mean() for row, moves in zip(policy, legal)]) for policy in (p, q))
+    (slope,), (left,), *_ = np.linalg.lstsq(x[:, None], y, rcond=None)
+    return slope, 1 - left / (y @ y)
+
+
+def by_sorting(part: Transition, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """(most + 1, 2) mean mass before and after by initial rank and (most + 1, most + 1) after by both, one state and move at a time."""
+    mass, cells = np.zeros((most + 1, 2)), np.zeros((most + 1, most + 1))
+    for p, q, legal in zip(part.p, part.q, part.legal):
+        moves = np.flatnonzero(legal).tolist()
+        first, last = (sorted(moves, key=lambda move, policy=policy: -policy[move]) for policy in (p, q))
+        for move in moves:
+            before, after = min(first.index(move), most), min(last.index(move), most)
+            mass[before] += p[move], q[move]
+            cells[before, after] += q[move]
+    return mass / len(part.p), cells / len(part.p)
 
 
 # ---- files ------------------------------------------------------------------------------------------------------------------------------
@@ -141,7 +161,11 @@ def test_moved_mass_sums_to_one_and_quality_counts_labelled_states_alone(tmp_pat
     by_rank, matrix = rank_table(pooled, seed=0), redistribution_table(pooled, seed=0)
     of_all = by_rank[(by_rank["bin"] == "all") & (by_rank["mass"] == "after")]
     assert of_all["value"].sum() == pytest.approx(1) and len(of_all) == RANKS + 1
-    np.testing.assert_allclose(matrix.groupby("initial_rank", sort=False)["value"].sum(), of_all["value"])
+    mass, cells = by_sorting(part, RANKS)
+    for column, when in enumerate(("before", "after")):
+        np.testing.assert_allclose(by_rank[(by_rank["bin"] == "all") & (by_rank["mass"] == when)]["value"], mass[:, column], atol=1e-12)
+    np.testing.assert_allclose(matrix["value"], cells.ravel(), atol=1e-12)
+    assert np.count_nonzero(cells - np.diag(np.diag(cells))) > RANKS  # ranks have changed
     lost = np.where(part.legal, np.arange(part.legal.shape[1]) * 0.1, np.nan)
     lost[:40] = np.nan
     table = quality_table(pooled, [[lost]], {"best": 0.0, "near": 0.1, "far": np.inf}, seed=0)
@@ -170,7 +194,7 @@ def test_every_resample_fits_anew_as_if_by_hand(tmp_path: Path) -> None:
         assert measured["alpha*"][row] == pytest.approx(alpha[0], abs=2e-3)
         assert measured["ExplainedSharp"][row] == pytest.approx(sharpening.explained_share(q, p, fitted), abs=1e-3)
         assert measured["residual KL, power"][row] == pytest.approx(sharpening.kl_divergence(q, fitted).mean(), abs=1e-3)
-        slope, fit = sharpening.centred_logit_slope(p, q, legal)
+        slope, fit = centred_slope(p, q, legal)
         assert (measured["slope"][row], measured["R2"][row]) == pytest.approx((slope, fit))
         tilt = sharpening.best_tilt(p, q, legal, solving, per_state=False)
         assert measured["tilt"][row] == pytest.approx(tilt[0], abs=2e-3)

@@ -37,8 +37,6 @@ def test_a_policy_sharpened_by_1_7_gives_1_7_everywhere() -> None:
     q = sharpening.power_family(p, legal, 1.7)
     assert sharpening.best_power(p, q, legal, per_state=False)[0] == pytest.approx(1.7, abs=1e-9)
     np.testing.assert_allclose(sharpening.best_power(p, q, legal, per_state=True), 1.7, atol=1e-6)
-    slope, r_squared = sharpening.centred_logit_slope(p, q, legal)
-    assert (slope, r_squared) == (pytest.approx(1.7), pytest.approx(1.0))
     assert sharpening.explained_share(q, p, sharpening.power_family(p, legal, 1.7)) == pytest.approx(1.0)
 
 
@@ -75,12 +73,9 @@ def test_a_tilted_policy_gives_its_tilt_and_no_residual() -> None:
 def test_identical_policies_have_moved_nothing() -> None:
     p, legal, solving = random_policies()
     assert sharpening.best_power(p, p, legal, per_state=False)[0] == pytest.approx(1.0)
-    assert sharpening.centred_logit_slope(p, p, legal) == (pytest.approx(1.0), pytest.approx(1.0))
     assert np.isnan(sharpening.explained_share(p, p, p))
     assert sharpening.js_divergence(p, p).max() == 0
     assert set(sharpening.categories(p, p, legal, solving)) <= {CATEGORIES.index("other")}
-    by_rank = sharpening.mass_by_rank(p, p, legal)
-    np.testing.assert_array_equal(by_rank[:, 0], by_rank[:, 1])
 
 
 def test_trace_sensitivity_is_the_mean_divergence_from_the_marginal() -> None:
@@ -130,23 +125,6 @@ def test_of_several_solving_moves_the_likeliest_counts() -> None:
     assert sharpening.ground_truth(p, solving)[0] == 3
     with pytest.raises(ValueError, match="solving move"):
         sharpening.categories(p, p, p > 0, np.zeros((1, 4), bool))
-
-
-def test_mass_is_conserved_and_moves_where_it_was_put() -> None:
-    p, legal, _ = random_policies()
-    q = sharpening.power_family(p, legal, 2.0)
-    by_rank = sharpening.mass_by_rank(p, q, legal, most=4)
-    np.testing.assert_allclose(by_rank.sum(0), 1)
-    assert by_rank[0, 1] > by_rank[0, 0]  # sharpening moves mass to the first
-    matrix = sharpening.redistribution_matrix(p, q, legal, most=4)
-    assert matrix.sum() == pytest.approx(1)
-    np.testing.assert_allclose(matrix.sum(1), by_rank[:, 1])
-    np.testing.assert_allclose(np.diag(matrix), matrix.sum(1))  # a power keeps every rank
-    lost = np.where(legal, np.arange(MOVES) * 0.05, 0.0) * np.ones((STATES, 1))
-    by_quality = sharpening.mass_by_quality(p, q, legal, lost, np.array([0.0, 0.1]))
-    np.testing.assert_allclose(by_quality.sum(0), 1)
-    np.testing.assert_allclose(by_quality[0], [p[:, 0].mean(), q[:, 0].mean()])
-    np.testing.assert_allclose(by_quality[1], [p[:, 1:3].sum(1).mean(), q[:, 1:3].sum(1).mean()])
 
 
 def test_ties_rank_by_the_canonical_order_of_moves() -> None:
