@@ -2,6 +2,7 @@
 # make test       set up, then every test but those marked `long`
 # make test-long  set up, then every test
 # make lint       set up, then ruff
+# make bench      set up, then how fast the hot paths are, beside other libraries where PEER_PYTHON has them
 # make docs       set up, then the pages of docs/ as a site in site/, with dead links as errors
 # make setup      set up alone. PYTHON=/path/to/python chooses the interpreter of a new environment
 
@@ -9,7 +10,7 @@ VENV := .venv
 # Written last by the script: set-up work is done again only when one of these three files changes.
 STAMP := $(VENV)/.setup-complete
 
-.PHONY: setup demo test test-long lint docs
+.PHONY: setup demo test test-long lint bench docs
 
 setup: $(STAMP)
 
@@ -27,6 +28,12 @@ test-long: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/python -m ruff check .
+
+# An interpreter that has transformers and trl; without them the peers are left out, each with a line.
+PEER_PYTHON := $(VENV)/bin/python
+
+bench: $(STAMP)
+	$(VENV)/bin/python -m benchmarks peer_python=$(PEER_PYTHON)
 
 docs: $(STAMP)
 	$(VENV)/bin/python -m pip install --quiet 'zensical>=0.0.73'

@@ -10,6 +10,7 @@ from analysis.read import STAGES, Evaluation, Run
 from chessrl.statistics import LABELS
 
 SECTIONS = {"pretrain": ("pretrain",), "sft": ("sft",), "rl": ("rl", "algorithm", "reward")}  # of the configuration, beside world and model
+ENGINE_KEYS = ("mode", "depth", "nodes", "delta", "mate_slack")  # which decide what the engine accepts and how it orders moves
 SEEDS = ("seed", "data_seed")
 SETTINGS = tuple(key for key in LABELS if key not in ("run", "stage", "step", "verifier"))
 
@@ -40,8 +41,21 @@ class Step:
 def recipe(run: Run, runs: dict[str, Run]) -> str:
     """What two seeds of one experiment share: all settings of the stage but its seeds, and the recipe of the parents that are among the runs."""
     kept = {name: _without_seeds(run.settings.get(name)) for name in ("world", "model", *SECTIONS[run.stage])}
+    if asks_engine(run):
+        engine = run.settings.get("engine") or {}
+        kept["engine"] = {key: engine.get(key) for key in ENGINE_KEYS}
     parents = sorted(recipe(runs[parent], runs) if parent in runs else parent for parent in run.parents)
     return json.dumps([run.stage, kept, parents], sort_keys=True, default=str)
+
+
+def asks_engine(run: Run) -> bool:
+    """Whether the engine's verdicts or its order of moves are part of what the run was trained on, or logged as the oracle."""
+    if run.stage == "sft":
+        trace = (run.settings.get("sft") or {}).get("trace") or {}
+        return bool(trace.get("enabled")) and "engine" in (trace.get("proposal"), trace.get("order"), trace.get("answer"))
+    reward = (run.settings.get("reward") or {}) if run.stage == "rl" else {}
+    parts = reward.get("weights") or {}
+    return "engine" in (reward.get("accept"), reward.get("oracle")) or "engine" in parts or "engine_score" in parts
 
 
 def _without_seeds(value: object) -> object:
@@ -117,7 +131,7 @@ def steps_of(found: Sequence[Checkpoint]) -> list[Step]:
     for later in found:
         for start in reversed(found):
             if all(any(parent.run_id in run.parents for parent in start.runs) for run in later.runs):
-                steps.append(Step(_matched(start, later), later))
+                steps.append(Step(matched(start, later), later))
                 break
     return steps
 
@@ -129,7 +143,12 @@ def startless(found: Sequence[Checkpoint], steps: Sequence[Step]) -> list[str]:
     return [f"Compared with none, since the policy that it began from is not in runs= or not measured alike: {', '.join(alone)}."] if alone else []
 
 
-def _matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:
+def places_of(start: Checkpoint, later: Checkpoint) -> list[int]:
+    """Of each of the later's runs, in their order, which of the start's it began from."""
+    return [next(at for at, parent in enumerate(start.runs) if parent.run_id in run.parents) for run in later.runs]
+
+
+def matched(start: Checkpoint, later: Checkpoint) -> Checkpoint:
     """The start with one run for each of the later's, in their order."""
-    places = [next(at for at, parent in enumerate(start.runs) if parent.run_id in run.parents) for run in later.runs]
+    places = places_of(start, later)
     return Checkpoint(start.label, start.stage, start.step, *(tuple(items[at] for at in places) for items in (start.runs, start.evaluations)))

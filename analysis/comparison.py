@@ -29,7 +29,7 @@ from chessrl.errors import UserError, make_folder
 from chessrl.figure_style import save_figure
 from chessrl.run import finished
 
-EXACT_KS = ("1", "4", "16", "64", "256", "1024", "10000", "100000", "1000000")
+SHOWN_KS = ("1", "4", "16", "64", "256", "1024", "10000", "100000", "1000000")  # where success is exact
 SAMPLED_KS = ("1", "4", "16")
 LARGE_K = 256  # of Delta_SE and the four cells (Yue et al., arXiv 2504.13837), or the largest k below it
 MEASURES = {  # of every RL step -> its name in the figure
@@ -51,7 +51,7 @@ class ComparisonSettings:
     out: str
     seeds: str = "rl.seed"
     split: str = "test"
-    ks: tuple[str, ...] = ()  # empty: EXACT_KS or SAMPLED_KS
+    ks: tuple[str, ...] = ()  # empty: SHOWN_KS or SAMPLED_KS
     bins: tuple[str, ...] = ()  # of the puzzles, all if empty
     exact: bool = True  # false: samples are compared even where success is known exactly (lenient spelling, few k)
     seed: int = 0  # of the bootstrap
@@ -140,7 +140,7 @@ def measured(groups: Sequence[Group], settings: ComparisonSettings) -> Measured:
     without = [name for name, table in exact.items() if table is None]
     if without and len(without) < len(exact):
         raise UserError(f"{runs[without[0]].path}: its evaluation is not exact as others are; evaluate it with evaluate.exact=true")
-    ks = sorted({1, *map(int, settings.ks or (SAMPLED_KS if without else EXACT_KS))})
+    ks = sorted({1, *map(int, settings.ks or (SAMPLED_KS if without else SHOWN_KS))})
     tables = {name: sampled_by_puzzle(evaluations[name], ks) if without else exact_by_puzzle(table, ks) for name, table in exact.items()}
     check_same_puzzles([(str(runs[name].path), table) for name, table in tables.items()])
     bins = next(iter(tables.values()))["bin"]

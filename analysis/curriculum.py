@@ -123,11 +123,11 @@ def sampled_of(run: Run, split: str) -> pd.DataFrame:
 
 
 def policies_of(arms: Mapping[str, Sequence[Chain]], split: str, success: Callable[[Run, str], pd.DataFrame]) -> Policies:
-    """The ends of all arms, and ``bridge alone``: the first bridge of an arm that has one, before any RL."""
+    """The ends of all arms, and ``bridge alone``: the first bridge of an arm that has one, before any RL, once where seeds share it."""
     ends = {arm: [(chain.start, chain.runs[-1]) for chain in chains] for arm, chains in arms.items()}
     for chains in arms.values():
         if all(chain.runs[0].stage == "sft" for chain in chains):
-            ends["bridge alone"] = [(chain.start, chain.runs[0]) for chain in chains]
+            ends["bridge alone"] = [*{chain.runs[0].run_id: (chain.start, chain.runs[0]) for chain in chains}.values()]
     check_same_settings([final_evaluation(run, split) for pairs in ends.values() for pair in pairs for run in pair])
     tables = {run.run_id: success(run, split) for pairs in ends.values() for pair in pairs for run in pair}
     check_same_puzzles([*tables.items()])
@@ -184,15 +184,15 @@ def migration_rows(found: Policies) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def cost_table(arms: Mapping[str, Sequence[Chain]]) -> pd.DataFrame:
-    """One row per chain: steps and tokens of RL, and puzzles and tokens of the bridges."""
+def cost_table(arms: Mapping[str, Sequence[Chain]], seeds: str) -> pd.DataFrame:
+    """One row per chain: its value of the key ``seeds``, steps and tokens of RL, and puzzles and tokens of the bridges."""
     rows = []
     for arm, chains in arms.items():
         for chain in chains:
             trained, bridges = ([run.summary for run in chain.runs if run.stage == stage] for stage in ("rl", "sft"))
             rows.append(
                 {
-                    "arm": arm, "end": chain.runs[-1].run_id, "seed": chain.runs[-1].setting("rl.seed"),
+                    "arm": arm, "end": chain.runs[-1].run_id, "seed": chain.runs[-1].setting(seeds),
                     "rl_steps": sum(each["step"] for each in trained), "rl_tokens": sum(each["tokens"] for each in trained),
                     "bridge_puzzles": sum(each["puzzles"] for each in bridges), "bridge_tokens": sum(each["tokens"] for each in bridges),
                 }
@@ -242,7 +242,7 @@ def main(arguments: list[str]) -> None:
     exact, newly = changes_table(found, KS, settings.seed).assign(success="exact"), newly_solved_table(found, settings.seed)
     changes = pd.concat([exact, sampled], ignore_index=True)
     out = make_folder(settings.out, "out")
-    tables = {"changes": changes, "newly_solved": newly, "migration": migration_rows(found), "costs": cost_table(arms)}
+    tables = {"changes": changes, "newly_solved": newly, "migration": migration_rows(found), "costs": cost_table(arms, settings.seeds)}
     for name, frame in tables.items():
         frame.to_csv(out / f"{name}.csv", index=False)
     save_figure(curriculum_figure(exact, newly), out, "curriculum")

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.chains import Checkpoint
+from analysis.chains import Checkpoint, matched, places_of
 from analysis.coverage import majority_at_k
 from analysis.read import Evaluation
 from analysis.resampling import Weights
 from chessrl.errors import UserError
-from chessrl.statistics import pass_at_k
+from chessrl.statistics import EXACT_KS, pass_at_k
 from chessrl.theory_weights import pass_at_k_objective
 
-EXACT_KS = (*(2**power for power in range(13)), 10**4, 10**5, 10**6)
 KINDS = ("exact", "sampled, strict", "sampled, lenient")
 
 
@@ -49,6 +48,11 @@ class Success:
     def only(self, mask: np.ndarray) -> Success:
         """The puzzles of a mask."""
         return Success(self.checkpoint, self.kind, self.puzzles[mask], self.bins[mask], self.values[:, mask], self.samples)
+
+    def began(self, later: Checkpoint) -> Success:
+        """One seed for each of the later checkpoint's, in their order: of the policy that it began from, which may be that of several."""
+        at = places_of(self.checkpoint, later)
+        return Success(matched(self.checkpoint, later), self.kind, self.puzzles, self.bins, self.values[at], self.samples)
 
     def masks(self) -> list[tuple[str, np.ndarray]]:
         """("all", every puzzle), then each bin."""

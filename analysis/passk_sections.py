@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -107,9 +106,10 @@ def _pairs(lenient: Sequence[Success], exact: Sequence[Success]) -> tuple[list[t
         starts = {step.later.label: step.start for step in steps}
         for step in steps:
             if step.later.stage == "rl":
-                found.append((replace(by_label[step.start.label], checkpoint=step.start), by_label[step.later.label]))
-                if step.start.label in starts:
-                    found.append((by_label[starts[step.start.label].label], by_label[step.later.label]))
+                trained, base = by_label[step.later.label], by_label[step.start.label].began(step.later)
+                found.append((base, trained))
+                if base.label in starts:
+                    found.append((by_label[starts[base.label].label].began(base.checkpoint), trained))
     exactly = {(base.label, trained.label) for base, trained in found if not base.samples}
     kept = [pair for pair in found if not pair[0].samples or (pair[0].label, pair[1].label) not in exactly]
     last = [item.label for item in _last([trained.checkpoint for _, trained in kept])]

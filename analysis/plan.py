@@ -81,6 +81,8 @@ def _warnings(best: Allocation, surface: SurfaceFit, cells: pd.DataFrame, points
         warnings.append("the best size is at an end of the range looked at (a quarter of the smallest to four times the largest)")
     if best.parameters > cells["parameters"].max() or best.parameters < cells["parameters"].min():
         warnings.append("the best size is outside those that were trained")
+    if best.tokens > cells["tokens"].max() or best.tokens < cells["tokens"].min():
+        warnings.append(f"the best number of tokens is outside those that were trained, {cells['tokens'].min():.3g} to {cells['tokens'].max():.3g}")
     if best.reward > 0.999:
         warnings.append("the predicted reward is at its ceiling, where a log-linear law says nothing")
     return warnings

@@ -257,15 +257,19 @@ def prediction_rmse(table: pd.DataFrame) -> float:
     return float(np.sqrt(np.mean((table["predicted"] - table["reward"]) ** 2)))
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray, rng: np.random.Generator, resamples: int = 2000) -> tuple[float, float, float]:
-    """Spearman's rho with its percentile bootstrap interval over runs. NaN where either side is constant."""
+def rank_correlation(x: np.ndarray, y: np.ndarray, rng: np.random.Generator, resamples: int = 2000) -> tuple[float, float, float, int]:
+    """Spearman's rho, its percentile bootstrap interval over runs, and how many runs have both values: the others are left out.
+
+    NaN where these are fewer than three, or either side is constant.
+    """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return float("nan"), float("nan"), float("nan")
-    drawn = rng.integers(0, len(x), (resamples, len(x)))
-    values = _rank_correlations(x[drawn], y[drawn])
-    low, high = np.quantile(values[np.isfinite(values)], (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
-    return float(_rank_correlations(x[None], y[None])[0]), float(low), float(high)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y, runs = x[known], y[known], int(known.sum())
+    if runs < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan"), float("nan"), float("nan"), runs
+    drawn = rng.integers(0, runs, (resamples, runs))
+    low, high = percentile_interval(_rank_correlations(x[drawn], y[drawn]))
+    return float(_rank_correlations(x[None], y[None])[0]), low, high, runs
 
 
 def _rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -282,9 +286,9 @@ def spearman_table(points: pd.DataFrame, c_refs: Sequence[float], rng: np.random
     for c_ref in c_refs:
         lines = fit_run_lines(points, c_ref)
         loss, tokens = (np.array([getattr(line, name) for line in lines]) for name in ("loss", "tokens"))
-        rho, low, high = rank_correlation(loss, np.array([line.reference for line in lines]), rng)
+        rho, low, high, runs = rank_correlation(loss, np.array([line.reference for line in lines]), rng)
         of_slope = rank_correlation(tokens, np.array([line.slope for line in lines]), rng)
         rows.append({"c_ref": c_ref, "rho": rho, "low": low, "high": high, "slope_rho": of_slope[0], "slope_low": of_slope[1],
-                     "slope_high": of_slope[2], "runs": len(lines)})  # fmt: skip
+                     "slope_high": of_slope[2], "runs": runs})  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -20,7 +20,7 @@ from analysis import scaling_tables as tables
 from analysis.loss_surface import SurfaceFit, fit_loss_surface
 from analysis.report import write_page
 from analysis.rl_laws import FORMS, fit_form, fit_run_lines, spearman_table
-from analysis.scaling_data import RlRun, points_of, pretraining_cells, rl_runs, success_table
+from analysis.scaling_data import RlRun, fewest_samples, points_of, pretraining_cells, rl_runs, success_table
 from analysis.scaling_policies import QUESTION as POLICY_QUESTION
 from analysis.scaling_policies import policy_sections
 from analysis.sections import Section
@@ -66,6 +66,7 @@ class Sweep:
     surface: SurfaceFit | None
     surface_notes: tuple[str, ...]
     c_ref: float
+    lineless: tuple[str, ...]  # runs measured at one compute alone, in no law: left out of all of the above
 
     def rng(self, place: int) -> np.random.Generator:
         """Each section has its own: a section more changes no other's numbers."""
@@ -80,9 +81,11 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
     cells = pretraining_cells(outputs)
     runs = rl_runs(outputs)
     success = success_table(runs, settings.measure)
+    lineless = runs_without_line(success)
+    runs, success = [run for run in runs if run.name not in lineless], success[~success["run"].isin(lineless)]
     points = points_of(success, settings.bins)
     if points["run"].nunique() < MINIMUM_RUNS:
-        found = points["run"].nunique()
+        found = f"{points['run'].nunique()}" + (f" and {len(lineless)} measured once only" if lineless else "")
         raise UserError(f"outputs={outputs}: laws across runs need {MINIMUM_RUNS} measured RL runs, found {found}: sweep model and pretrain.tokens")
     c_ref = settings.c_ref or tables.common_compute(points)
     lines = tables.line_table(success, settings.bins, c_ref, np.random.default_rng([settings.seed, 0]))
@@ -93,7 +96,13 @@ def read_sweep(settings: ScalingSettings) -> Sweep:
         notes = surface.warnings
     except UserError as error:
         surface, notes = None, (str(error),)
-    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref)
+    return Sweep(settings, tuple(runs), cells, success, points, lines, surface, notes, c_ref, lineless)
+
+
+def runs_without_line(success: pd.DataFrame) -> tuple[str, ...]:
+    """The runs of ``success_table`` that were measured at fewer than two computes of RL: their slope is not known."""
+    computes = success[success["rl_flops"] > 0].groupby("run")["rl_flops"].nunique()
+    return tuple(computes.index[computes < 2])
 
 
 # ---- sections ---------------------------------------------------------------------------------------------------------------------------
@@ -108,7 +117,9 @@ def run_section(sweep: Sweep) -> Section:
         f"C_ref = {sweep.c_ref:.3g} (dotted). Triangles: before RL."
     )
     figure = scaling_figures.rl_curves_figure(sweep.points, sweep.lines, sweep.c_ref)
-    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure)
+    left_out = "Left out, since one step of RL that was measured makes no line (rl.save_steps, pipeline.evaluate_steps=true): "
+    notes = (f"{left_out}{', '.join(sweep.lineless)}.",) if sweep.lineless else ()
+    return Section("rl_lines", "RL runs", text, "evaluations/*/ of the RL runs and of what they started from", sweep.lines, figure, notes)
 
 
 def level_section(sweep: Sweep) -> Section:
@@ -199,7 +210,8 @@ def ceiling_section(sweep: Sweep) -> Section:
 
 def start_section(sweep: Sweep) -> Section:
     by_k = {1: sweep.points}
-    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in START_KS[1:]}
+    ks = START_KS if sweep.settings.measure == "exact" else [k for k in START_KS if k <= fewest_samples(sweep.runs)]
+    by_k |= {k: points_of(success_table(sweep.runs, sweep.settings.measure, k), sweep.settings.bins) for k in ks if k > 1}
     return Section(
         "start", "What fine-tuned policies solve, over pretraining loss",
         "pass@k before RL as scale * 10^(slope L), least squares of its logarithm; scale in percent. k = 1 is the floor of the law of RL.",
@@ -223,6 +235,9 @@ def frontier_sections(sweep: Sweep, form: str) -> list[Section]:
     notes = [f"f(L) {form}; budgets within those measured.", f"The paper's share of RL: {published.RL_SHARE}."]
     if ends:
         notes.append(f"{ends} of {len(best)} optima lie at the smallest or largest size: these runs do not show where the best size is.")
+    tokens = sweep.cells["tokens"]
+    if outside := int(((best["tokens"] < tokens.min()) | (best["tokens"] > tokens.max())).sum()):
+        notes.append(f"{outside} of {len(best)} optima take fewer or more tokens than any run had: extrapolation, which may be nonsense.")
     notes += [f"The loss surface under it: {note}." for note in sweep.surface_notes]
     return [
         Section("frontier", title, text, source, best, scaling_figures.frontier_figure(best, measured), tuple(notes)),

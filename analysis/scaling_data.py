@@ -128,13 +128,21 @@ def rl_runs(outputs: Path) -> list[RlRun]:
     return sorted(found, key=lambda run: (run.parameters, run.tokens, run.name))
 
 
+def _usable(run: Run) -> list[Evaluation]:
+    wanted = {"split": "test", "verifier": "line", "temperature": 1.0}
+    return [evaluation for evaluation in run.evaluations if all(evaluation.labels[key] == value for key, value in wanted.items())]
+
+
+def fewest_samples(runs: Sequence[RlRun]) -> int:
+    """The largest k that pass@k of samples has for every run and what it began from; 0 where nothing was measured."""
+    most = [max((evaluation.n_samples for evaluation in _usable(run)), default=0) for pair in runs for run in (pair.run, pair.start) if run]
+    return min((samples for samples in most if samples), default=0)
+
+
 def _measured(run: Run, measure: str, k: int) -> dict[int, pd.DataFrame]:
     """Step -> puzzle, bin, success, by puzzle."""
     best: dict[int, tuple[tuple[int, int], pd.DataFrame]] = {}
-    for evaluation in run.evaluations:
-        wanted = {"split": "test", "verifier": "line", "temperature": 1.0}
-        if any(evaluation.labels[key] != value for key, value in wanted.items()):
-            continue
+    for evaluation in _usable(run):
         table = _exact(evaluation, k) if measure == "exact" else _sampled(evaluation, k)
         step, size = int(evaluation.labels["step"]), (evaluation.n_puzzles, evaluation.n_samples)
         if table is not None and size > best.get(step, ((0, 0), table))[0]:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from analysis.figures import DASHES, MARKERS
 from analysis.loss_surface import SurfaceFit
@@ -37,6 +37,13 @@ def _tokens_axis(axes: Axes, tokens: pd.Series) -> None:
     axes.set_xlabel("pretraining tokens T")
 
 
+def _flops_axis(axes: Axes, label: str) -> None:
+    """Logarithmic, named at decades alone."""
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(label)
+
+
 def budget_shades(tokens: pd.Series) -> dict[str, tuple]:
     """Name of a pretraining budget -> colour, large to small."""
     names = tokens.sort_values(ascending=False).map(budget_name).unique()
@@ -61,8 +68,7 @@ def surface_figure(cells: pd.DataFrame, fit: SurfaceFit | None) -> Figure:
                 drawn = [sample.loss(size, tokens) for sample in fit.samples] or [fit.surface.loss(size, tokens)]
                 axes.fill_between(scale * tokens, *np.quantile(drawn, (0.025, 0.975), axis=0), color=colours[size], alpha=0.2, linewidth=0)
     _tokens_axis(left, cells["tokens"])
-    right.set_xscale("log")
-    right.set_xlabel("pretraining FLOPs 6NT")
+    _flops_axis(right, "pretraining FLOPs 6NT")
     left.set_ylabel("validation loss L\n(nats per move token)")
     series_legend(figure, *_size_handles(colours), "upper")
     return figure
@@ -86,11 +92,10 @@ def rl_curves_figure(points: pd.DataFrame, lines: pd.DataFrame, c_ref: float) ->
             if len(before):
                 axes.plot(after["rl_flops"].min() / 2.5, before.iloc[0], marker="<", color=colour, markersize=5, clip_on=False)
         axes.axvline(c_ref, color="#888888", linewidth=0.8, linestyle=":")
-        axes.set_xscale("log")
+        _flops_axis(axes, "RL FLOPs C")
         axes.set_ylim(0, top)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_title(f"N = {size_name(size)}")
-        axes.set_xlabel("RL FLOPs C")
     grid[0].set_ylabel("pass@1")
     handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in shades.values()]
     series_legend(figure, handles, [f"T = {name}" for name in shades], "upper")
@@ -109,7 +114,7 @@ def level_figure(lines: pd.DataFrame, forms: Sequence[FormFit]) -> Figure:
             axes.errorbar(rows["loss"], rows[column], yerr=spread, fmt="o", color=colours[size], markersize=4, elinewidth=0.9)
         axes.set_xlabel("pretraining loss L (nats)")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_ylim(0, lines[["before_rl", "reference", "after_rl"]].to_numpy().max() * 1.12)
+        axes.set_ylim(0, np.nanmax(lines[["before_rl", "reference", "after_rl"]]) * 1.12)  # a start may not have been measured
         axes.set_title(title)
     handles, names = _size_handles(colours)
     loss = np.linspace(lines["loss"].min(), lines["loss"].max(), 80)
@@ -188,10 +193,9 @@ def frontier_figure(best: pd.DataFrame, measured: pd.DataFrame) -> Figure:
         axes.plot(best["flops"], best[column], color=theory, label="predicted optimum")
         axes.fill_between(best["flops"], best[f"{column}_low"], best[f"{column}_high"], color=theory, alpha=0.2, linewidth=0)
         axes.plot(measured["flops"], measured[column], "o", color=practice, markersize=4, label="measured frontier")
-        axes.set_xscale("log")
+        _flops_axis(axes, "FLOPs 6NT + C")
         axes.set_ylim(0, max(0.05, min(1.0, 1.1 * max(measured[column].max(), best[f"{column}_high"].max(), best[column].max()))))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_xlabel("FLOPs 6NT + C")
     left.set_ylabel("pass@1")
     right.set_ylabel("RL's share of FLOPs")
     series_legend(figure, *left.get_legend_handles_labels(), "upper")

@@ -62,7 +62,7 @@ def _movement_sections(runs: Sequence[RlRun], settings: AnalysisConfig) -> list[
     title, text = "Categories by difficulty", (
         f"Share of decisions by what became of the likeliest solving move between the policy that RL began from and RL's last step (top-k: "
         f"{settings.top_k}, tail: below {settings.tail:g}; the first rule that holds). All cells together, intervals over cells and puzzles; "
-        "each size by itself is in the table."
+        "and for each size by itself."
     )  # fmt: skip
     if not parts:
         remedy = ("No policy was measured before and after RL: evaluate with evaluate.policy_traces=1.",)
@@ -75,7 +75,7 @@ def _movement_sections(runs: Sequence[RlRun], settings: AnalysisConfig) -> list[
     sharp = sharpening_table([groups[0], *alone], settings.seed)
     sharp = sharp[sharp["measure"].isin(SHOWN_MEASURES) & ((sharp["bin"] == "all") | (sharp["transition"] == "all cells"))]
     return [
-        Section("cell_categories", title, text, source, categories, categories_figure(categories[categories["transition"] == "all cells"]),
+        Section("cell_categories", title, text, source, categories, categories_figure(categories),
                 (*notes, PAPER_CATEGORIES), QUESTION),
         Section("cell_sharpening", "Sharpening, cell by cell",
                 "alpha*, ExplainedSharp and the centred-logit slope of the same pairs: all cells together by bin, then each cell.", source,

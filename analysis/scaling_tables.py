@@ -56,7 +56,7 @@ def line_table(success: pd.DataFrame, bins: Sequence[str], c_ref: float, rng: np
     """One row per run: N, T, L, pass@1 before RL and at its last step, R_ref and B with intervals over puzzles, in-sample RMSE of the line.
 
     Both constants are linear in the rewards, so each puzzle has its own least-squares line and their mean is the run's: the interval is the
-    bootstrap of that mean. success: ``scaling_data.success_table``.
+    bootstrap of that mean. A run measured at one compute has no line: NaN. success: ``scaling_data.success_table``.
     """
     chosen = success if "all" in bins else success[success["bin"].isin(bins)]
     rows = []
@@ -66,7 +66,8 @@ def line_table(success: pd.DataFrame, bins: Sequence[str], c_ref: float, rng: np
         after = spent > 0
         design = np.column_stack([np.ones(after.sum()), np.log10(spent[after] / c_ref)])
         own = wide.to_numpy()[:, after] @ np.linalg.pinv(design).T  # (puzzles, 2): level and slope of each puzzle
-        (level, *level_ends), (slope, *slope_ends) = bootstrap_means(own, rng, shares=False)
+        has_line = len(design) > 1  # of one step pinv makes the shortest solution, which nothing measured
+        (level, *level_ends), (slope, *slope_ends) = bootstrap_means(own, rng, shares=False) if has_line else [(np.nan,) * 3] * 2
         (before, *before_ends), (last, *last_ends) = bootstrap_means(wide.to_numpy()[:, [0, -1]], rng, shares=False)
         if spent[0] > 0:  # what RL began from was not measured
             before, before_ends = float("nan"), [float("nan")] * 2
@@ -97,8 +98,8 @@ def predictor_table(lines: pd.DataFrame, rng: np.random.Generator) -> pd.DataFra
     rows = []
     for outcome, values in outcomes.items():
         for predictor, given in predictors.items():
-            rho, low, high = rank_correlation(given.to_numpy(), values.to_numpy(), rng)
-            rows.append({"outcome": outcome, "predictor": predictor, "rho": rho, "low": low, "high": high, "runs": len(lines)})
+            rho, low, high, runs = rank_correlation(given.to_numpy(), values.to_numpy(), rng)
+            rows.append({"outcome": outcome, "predictor": predictor, "rho": rho, "low": low, "high": high, "runs": runs})
     return pd.DataFrame(rows)
 
 

@@ -80,7 +80,8 @@ def audit_command(run: Run) -> str:
     command = f"python -m chessrl.audit parent={run.path}"
     if name == "line":
         return command
-    return " ".join([command, f"audit.depths=[{run.setting('engine.depth')}]", *(f"engine.{key}={run.setting(f'engine.{key}')}" for key in ENGINE_KEYS)])
+    keys = [f"engine.{key}={run.setting(f'engine.{key}')}" for key in ENGINE_KEYS]
+    return " ".join([command, f"audit.depths=[{run.setting('engine.depth')}]", *keys])
 
 
 # ---- precision and recall ---------------------------------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ class Verifier:
     @property
     def name(self) -> str:
         rates = f"TPR {self.true_positive:g}, FPR {self.false_positive:g}"
-        return f"{self.engine}" if self.engine else rates
+        if not self.engine:
+            return rates
+        return self.engine if (self.true_positive, self.false_positive) == (1, 0) else f"{self.engine}, {rates}"
 
 
 def verifier_of(run: Run) -> Verifier | None:
@@ -151,17 +153,22 @@ def rates_table(groups: Mapping[Verifier, Sequence[Run]], known: Sequence[Run], 
 
 
 def gap_curves(groups: Mapping[Verifier, Sequence[Run]]) -> pd.DataFrame:
-    """verifier, step, seed, reward and oracle of every logged step."""
-    tables = [
-        run.metrics[["step", "reward", "reward/oracle"]].assign(verifier=verifier.name, seed=run.setting("rl.seed"))
-        for verifier, runs in groups.items()
-        for run in runs
-    ]
-    return pd.concat(tables, ignore_index=True).rename(columns={"reward/oracle": "oracle"})
+    """verifier, step, seed, accepted (the verifier's verdict, 0 to 1) and gap (it less the oracle's) of every logged step.
+
+    Both are means over the episodes that the verifier could tell. Raises UserError where a run did not log them.
+    """
+    logged = {"reward/verifier": "accepted", "reward/gap": "gap"}
+    tables = []
+    for verifier, runs in groups.items():
+        for run in runs:
+            if missing := [name for name in logged if name not in run.metrics]:
+                raise UserError(f"{run.path / 'metrics.jsonl'}: no {missing[0]}, the verdict that is compared with the oracle's: run it again")
+            tables.append(run.metrics[["step", *logged]].assign(verifier=verifier.name, seed=run.setting("rl.seed")))
+    return pd.concat(tables, ignore_index=True).rename(columns=logged)
 
 
 def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """One row per verifier: reward, oracle, their gap and ratio over the first and the last ENDS steps.
+    """One row per verifier: what it and the oracle accept of the same episodes, their gap and ratio over the first and the last ENDS steps.
 
     Means over seeds; the change of the gap also for the lowest and the highest seed. Their ratio is the verifier's precision where it refuses nothing
     that is right.
@@ -173,10 +180,11 @@ def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, object] = {"verifier": verifier, "seeds": of_verifier["seed"].nunique()}
         gaps = []
         for name, part in parts.items():
-            means = part.groupby("seed")[["reward", "oracle"]].mean()
-            gaps.append(means["reward"] - means["oracle"])
-            row |= {f"reward_{name}": means["reward"].mean(), f"oracle_{name}": means["oracle"].mean(), f"gap_{name}": gaps[-1].mean()}
-            row[f"oracle_over_reward_{name}"] = means["oracle"].mean() / means["reward"].mean()
+            means = part.groupby("seed")[["accepted", "gap"]].mean()
+            gaps.append(means["gap"])
+            accepted, gap = means.mean()
+            row |= {f"accepted_{name}": accepted, f"oracle_{name}": accepted - gap, f"gap_{name}": gap}
+            row[f"oracle_over_accepted_{name}"] = (accepted - gap) / accepted
         growth = gaps[1] - gaps[0]
         rows.append(row | {"gap_change": growth.mean(), "gap_change_low": growth.min(), "gap_change_high": growth.max()})
     return pd.DataFrame(rows)
@@ -187,7 +195,7 @@ def gaps_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
-    """pass@1 over steps, its change at the end over the predicted rate (random errors), and reward less oracle over steps."""
+    """pass@1 over steps, its change at the end over the predicted rate (random errors), and verifier less oracle over steps."""
     names = list(dict.fromkeys(rates["verifier"]))
     colours = dict(zip(names, palette(len(names))))
     predicted = rates["predicted_rate"].notna().any()
@@ -205,8 +213,7 @@ def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
                 last["predicted_rate"], 100 * last["difference"], yerr=bounds, color=colours[name], marker=MARKERS[place % len(MARKERS)],
                 markersize=4, capsize=2.5, elinewidth=1.1,
             )  # fmt: skip
-        mean = curves[curves["verifier"] == name].groupby("step")[["reward", "oracle"]].mean()
-        smooth = (mean["reward"] - mean["oracle"]).rolling(SMOOTHING, center=True, min_periods=1).mean()
+        smooth = curves[curves["verifier"] == name].groupby("step")["gap"].mean().rolling(SMOOTHING, center=True, min_periods=1).mean()
         gap.plot(smooth.index, smooth, color=colours[name], linestyle=DASHES[place // 10 % len(DASHES)])
     success.set_xlabel("RL step")
     success.set_ylabel("change of pass@1 (points)")
@@ -215,7 +222,7 @@ def verifiers_figure(rates: pd.DataFrame, curves: pd.DataFrame) -> Figure:
         panels[1].set_ylabel("change at the last step (points)")
         panels[1].axvline(0, color="#444444", linewidth=0.8, zorder=1)
     gap.set_xlabel("RL step")
-    gap.set_ylabel("reward less oracle")
+    gap.set_ylabel("verifier less oracle")
     for axes in panels:
         axes.axhline(0, color="#444444", linewidth=0.8, zorder=1)
     marks = [Line2D([], [], color=colours[name], marker=MARKERS[place % len(MARKERS)], markersize=3.5) for place, name in enumerate(names)]

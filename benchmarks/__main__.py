@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
     rows: list[Row] = []
     for part in tqdm(settings.part, unit="part"):
         rows += PARTS[part](setting)
-        write(folder, described | {"load_after": load()}, rows)
+        write(folder, "benchmarks", described | {"load_after": load()}, rows)
     print((folder / "benchmarks.md").read_text())
 
 
@@ -87,11 +87,11 @@ def load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
-def write(folder: Path, described: dict[str, object], rows: list[Row]) -> None:
-    """All that is known so far: a part that fails takes none of the others with it."""
-    (folder / "benchmarks.json").write_text(json.dumps({"machine": described, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in described.items())
-    (folder / "benchmarks.md").write_text(f"{facts}\n\n{table(rows)}\n")
+def write(folder: Path, name: str, described: dict[str, object], rows: list[Row]) -> None:
+    """All that is known so far, as ``name.json`` and ``name.md``: a part that fails takes none of the others with it."""
+    (folder / f"{name}.json").write_text(json.dumps({"machine": described, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in described.items())
+    (folder / f"{name}.md").write_text(f"{facts}\n\n{table(rows)}\n")
 
 
 if __name__ == "__main__":

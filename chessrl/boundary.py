@@ -22,8 +22,11 @@ DATA_SEEDS_APART = 1_000_000  # of one round's order of puzzles from the next on
 def check_rounds(config: Config) -> None:
     """Raises UserError where the rounds cannot share out the RL."""
     rounds, settings = config.boundary.rounds, config.rl
-    if settings.tokens is not None or config.budget.flops is not None or settings.steps < rounds:
-        raise UserError(f"boundary.rounds={rounds}: expected rl.steps of at least as many, without rl.tokens and budget.flops, to be shared out")
+    budgets = (settings.tokens, settings.flops, config.budget.flops)  # each round would have the whole of them
+    if any(budget is not None for budget in budgets) or settings.steps < rounds:
+        raise UserError(
+            f"boundary.rounds={rounds}: expected rl.steps of at least as many, without rl.tokens, rl.flops and budget.flops, to be shared out"
+        )
     if settings.save_steps or config.run.rerun:
         key = "run.rerun=true" if config.run.rerun else f"rl.save_steps={settings.save_steps}"
         raise UserError(f"boundary.rounds={rounds} and {key}: every round keeps its own final model and is skipped when it is finished; leave it out")

@@ -255,8 +255,8 @@ class BoundaryConfig:
     rounds: int = local(0)  # rl.steps are shared out among them; 0: RL once, without a measure before it
     puzzles: int = local(0)  # on each side of what the policy can solve, fine-tuned on before a round's RL; 0: no bridge
     epochs: int = local(10)  # of a bridge
-    batch_tokens: int = local(256)
-    lr: float = local(3e-4)
+    batch_tokens: int = local(256)  # non-pad tokens of a step of the bridge
+    lr: float = local(3e-4)  # its peak learning rate
 
 
 @dataclass

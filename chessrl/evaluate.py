@@ -177,6 +177,8 @@ def evaluation_folder(config: Config) -> Path:
     }
     if "engine" in (config.evaluate.verifier, config.evaluate.trace_metrics):
         identity["engine"] = engine_identity(config)
+    if config.evaluate.games:
+        identity["games"] = world.corpus_hash(config)
     return Path(config.parent) / "evaluations" / digest(identity)
 
 

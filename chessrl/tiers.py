@@ -27,6 +27,7 @@ from chessrl.theory_weights import pass_at_k_objective
 TIERS = ("easy", "medium", "hard", "frontier", "beyond")
 SAMPLES = 256  # n: what is not solved in as many is beyond
 LAST_FIRST_SUCCESS = (1, 8, 32, SAMPLES)  # the largest k* of each tier but the last
+ROUNDING = 1e-6  # exact p are sums of fp32 probabilities: so much above 1 is 1
 LEAST_PROBABILITY = (1 / 2, 1 / 8, 1 / 32, 1 / SAMPLES)
 
 
@@ -80,12 +81,12 @@ def read_measured(path: Path, tiers: bool = True) -> pd.DataFrame:
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing, expected puzzle and p")
     p = pd.to_numeric(table["p"], errors="coerce").to_numpy(np.float64)
-    wrong = np.flatnonzero(~((p >= 0) & (p <= 1 + 1e-9)))
+    wrong = np.flatnonzero(~((p >= 0) & (p <= 1 + ROUNDING)))
     if len(wrong):
         raise UserError(f"{path}: row {wrong[0] + 1}: p={table['p'].iloc[wrong[0]]}: expected a probability from 0 to 1")
     if table["puzzle"].duplicated().any():
         raise UserError(f"{path}: puzzle {table['puzzle'][table['puzzle'].duplicated()].iloc[0]} is given more than once; expected a row per puzzle")
-    return pd.DataFrame({"puzzle": table["puzzle"].astype(str), "pass_rate": p, "first_success": 0, "tier": tiers_of_probabilities(p)})
+    return pd.DataFrame({"puzzle": table["puzzle"].astype(str), "pass_rate": p.clip(max=1.0), "first_success": 0, "tier": tiers_of_probabilities(p)})
 
 
 def boundary_puzzles(measured: pd.DataFrame, count: int) -> list[str]:

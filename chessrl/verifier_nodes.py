@@ -7,6 +7,9 @@ answer is judged as the reward ``engine`` judges an episode: every move is the l
 right when the line says so; a right answer is never refused by this reward, so its errors are false positives alone. ``recalled`` is what the
 engine would accept of the right answers by itself.
 
+``policy.parquet`` holds the probability of a move's canonical tokens, not of the ``<call_env>`` that an answer ends it with: each of the three is an
+upper bound of the probability that the policy gives such an answer in canonical spelling, by the factor P(``<call_env>`` | move) a move.
+
 Writes ``verdicts.parquet``, one row per policy (a run at a step), limit and puzzle, which ``python -m analysis.verifier_nodes`` reads.
 """
 
@@ -77,8 +80,9 @@ def read_policy(folder: Path) -> pd.DataFrame:
 
 
 def judged(puzzle: Puzzle, rows: pd.DataFrame, accepted: Accepted) -> tuple[float, float, float]:
-    """(right, accepted, recalled): probabilities of one answer of the policy to the puzzle, averaged over its traces.
+    """(right, accepted, recalled): probabilities of the moves of one answer of the policy to the puzzle, averaged over its traces.
 
+    They leave ``<call_env>`` out, and so are upper bounds of the probabilities of whole answers in canonical spelling.
     rows: of the policy table, all of this puzzle. An accepted move off the line, or the line's last, ends the episode; the line's goes on.
     """
     boards = [board for board, _, _ in solver_decisions(puzzle)]

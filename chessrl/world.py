@@ -209,6 +209,11 @@ def _lichess_corpus(world: WorldConfig, folder: Path, decontamination: Decontami
     return ingest(games, folder, settings, decontamination=decontamination, workers=min(MOST_WORKERS, os.cpu_count() or 1))
 
 
+def corpus_hash(config: Config) -> str:
+    """What stands for the games in a run's identity."""
+    return Corpus.open(corpus_folder(config), "train").manifest["hash"]
+
+
 def open_corpus(config: Config) -> tuple[Corpus, Corpus]:
     """Training and validation games."""
     folder = corpus_folder(config)

@@ -38,7 +38,7 @@ def identity(config: Config) -> dict[str, Any]:
     """What decides the result: the corpus, the model, the stage's keys, precision and device kind."""
     resolve_pretraining(config)
     return {
-        "data": Corpus.open(world.corpus_folder(config), "train").manifest["hash"],
+        "data": world.corpus_hash(config),
         "model": identity_of(config.model),
         "pretrain": identity_of(config.pretrain),
         "precision": config.run.precision,

@@ -7,20 +7,18 @@ it is a lower bound of the KL over all token sequences (data processing inequali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from chessrl import distributed, notation
-from chessrl.environment import solver_decisions
+from chessrl import distributed
 from chessrl.model import Transformer, causal_pairs
-from chessrl.policy import MoveTree, move_logprobs, move_tree, score_moves
-from chessrl.puzzles import Puzzle
+from chessrl.policy import MoveTree, move_logprobs, score_moves
 from chessrl.sampler import Rollout
 from chessrl.training import own_micro_batches
+from rl.move_trees import MoveTrees
 
 REST_FLOOR = 1e-6  # of the further outcome's probability: fp32 log-probabilities cannot tell less from 0
 
@@ -35,23 +33,6 @@ def outcome_kl(moves: Tensor, reference: Tensor) -> Tensor:
     """KL(policy || reference), nats, over the outcomes of a decision: both (moves,) log-probabilities of its legal moves."""
     policy = outcome_logprobs(moves)
     return (policy.exp() * (policy - outcome_logprobs(reference))).sum()
-
-
-class ClosedMoves:
-    """The legal moves, each with its ``<call_env>``, of every solver decision of ``puzzles`` as trees, made when a puzzle first comes up."""
-
-    def __init__(self, puzzles: Sequence[Puzzle]):
-        self.puzzles = puzzles
-        self.trees: dict[int, list[MoveTree]] = {}
-
-    def of(self, puzzle: int) -> list[MoveTree]:
-        """The trees of a puzzle's decisions."""
-        if puzzle not in self.trees:
-            self.trees[puzzle] = [
-                move_tree([(*notation.move_tokens(board, move), notation.CALL_ENV) for move in board.legal_moves])
-                for board, _, _ in solver_decisions(self.puzzles[puzzle])
-            ]
-        return self.trees[puzzle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +59,11 @@ class ExactKl:
         return int((lengths + nodes).sum()), causal_pairs(lengths) + int((lengths * nodes).sum()) + ancestors
 
 
-def exact_kl(episodes: Rollout, moves: ClosedMoves, reference: Transformer, temperature: float, budget: int) -> ExactKl:
-    """The decisions of ``episodes`` (without traces), scored by the reference. Several processes score a share each."""
+def exact_kl(episodes: Rollout, moves: MoveTrees, reference: Transformer, temperature: float, budget: int) -> ExactKl:
+    """The decisions of ``episodes`` (without traces), scored by the reference. Several processes score a share each.
+
+    moves: of the puzzles, closed by ``<call_env>``.
+    """
     starts = episodes.policy.clone()
     starts[:, 1:] &= ~episodes.policy[:, :-1]  # between two decisions stands the opponent's reply
     places: dict[tuple[int, ...], int] = {}

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chessrl import notation
-from chessrl.environment import solver_decisions
 from chessrl.model import Transformer
-from chessrl.policy import MoveTree, move_tree, score_moves
+from chessrl.policy import score_moves
 from chessrl.puzzles import Puzzle
+from rl.move_trees import MoveTrees
 
 MOST = 16  # puzzles of a step that are measured: every one costs two forward passes over all its legal moves
 
 
 class Roots:
-    """The legal moves at the root of each of ``puzzles`` as trees, each made when its puzzle first comes up; ``prompts`` are without ``<T>``."""
+    """What policies think of the legal moves at the root of each of ``puzzles``; ``prompts`` are without ``<T>``."""
 
     def __init__(self, puzzles: Sequence[Puzzle], prompts: Sequence[Sequence[int]], temperature: float):
-        self.puzzles, self.prompts, self.temperature = puzzles, prompts, temperature
-        self.trees: dict[int, MoveTree] = {}
+        self.moves, self.prompts, self.temperature = MoveTrees(puzzles), prompts, temperature
 
     def measures(self, policy: Transformer, reference: Transformer, chosen: Sequence[int]) -> dict[str, float]:
         """Means over the first MOST of the puzzles ``chosen``: entropy of the policy over the legal moves, its
@@ -29,7 +27,7 @@ class Roots:
         A move's probability is that of its canonical tokens; entropy and KL are of the distribution that they make over the legal moves.
         """
         measured = chosen[:MOST]
-        trees, prompts = [self._tree(place) for place in measured], [self.prompts[place] for place in measured]
+        trees, prompts = [self.moves.of(place)[0] for place in measured], [self.prompts[place] for place in measured]
         scores, of_reference = (score_moves(model, prompts, trees, self.temperature) for model in (policy, reference))
         rows = []
         for score, other in zip(scores, of_reference):
@@ -38,9 +36,3 @@ class Roots:
             rows.append((-(p * log_p).sum(), np.exp(score).sum(), (p * (log_p - log_q)).sum(), (q * (log_q - log_p)).sum()))
         names = ("entropy", "legal_mass", "kl", "kl_from_reference")
         return {f"root/{name}": float(value) for name, value in zip(names, np.mean(rows, axis=0))}
-
-    def _tree(self, place: int) -> MoveTree:
-        if place not in self.trees:
-            board, _, _ = next(iter(solver_decisions(self.puzzles[place])))
-            self.trees[place] = move_tree([tuple(notation.move_tokens(board, move)) for move in board.legal_moves])
-        return self.trees[place]

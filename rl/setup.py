@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from chessrl import distributed, world
+from chessrl import distributed, notation, world
 from chessrl.checkpoint import load_model
 from chessrl.environment import Environment
 from chessrl.model import Cost, Transformer
@@ -18,9 +18,9 @@ from chessrl.run import Run
 from chessrl.training import build_optimizer
 from chessrl.verifier import environment_of
 from rl.curriculum import Curriculum, curriculum_of
-from rl.exact_kl import ClosedMoves
 from rl.health import Watch
 from rl.judges import judges_of
+from rl.move_trees import MoveTrees
 from rl.roots import Roots
 from rl.scoring import Scorer
 from rl.state import RlState
@@ -37,7 +37,7 @@ class Setup:
     curriculum: Curriculum
     scorer: Scorer
     roots: Roots | None  # measured where the policy has no trace
-    moves: ClosedMoves | None  # for algorithm.kl=exact
+    moves: MoveTrees | None  # for algorithm.kl=exact
     validation: list[Puzzle]  # this process's share
     validation_environment: Environment
     verifier: dict[str, Any]  # how episodes are verified, for the summary
@@ -76,7 +76,7 @@ def prepare(run: Run) -> Setup:
         curriculum=curriculum,
         scorer=scorer,
         roots=Roots(puzzles, prompts, settings.temperature) if settings.protocol == "answer" else None,
-        moves=ClosedMoves(puzzles) if algorithm.kl == "exact" and algorithm.beta else None,
+        moves=MoveTrees(puzzles, (notation.CALL_ENV,)) if algorithm.kl == "exact" and algorithm.beta else None,
         validation=validation,
         validation_environment=environment_of(config, validation, "line")[0].to(run.device),
         verifier=verifier,

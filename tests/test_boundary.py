@@ -90,6 +90,7 @@ def test_a_policy_that_thinks_is_measured_by_samples_and_bridged_with_lines_of_t
     ("given", "message"),
     [
         (["rl.tokens=1000"], r"boundary\.rounds=3: expected rl\.steps of at least as many, without rl\.tokens"),
+        (["rl.flops=1e12"], r"boundary\.rounds=3: expected rl\.steps of at least as many, without rl\.tokens, rl\.flops and budget\.flops"),
         (["rl.steps=2"], r"boundary\.rounds=3: expected rl\.steps of at least as many"),
         (["rl.save_steps=[1]"], r"boundary\.rounds=3 and rl\.save_steps=\[1\]"),
         (["run.rerun=true"], r"boundary\.rounds=3 and run\.rerun=true"),

@@ -107,6 +107,26 @@ def test_a_chain_of_rounds_is_compared_with_the_policy_that_its_first_round_bega
     assert (tmp_path / "out" / "curriculum.png").stat().st_size > 10_000
 
 
+def test_a_bridge_that_seeds_share_is_one_policy(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    write_policy(tmp_path, "sft-bridge", settings_of("sft-start", rounds=1, puzzles=5), success_of("start", 0.1))
+    for seed in (0, 1):
+        write_policy(tmp_path, f"rl-end{seed}", settings_of("sft-bridge", seed, rounds=1, puzzles=5), success_of("start", 0.2 + seed / 10))
+    runs = read_runs(sorted(tmp_path.glob("*-*")))
+    found = curriculum.policies_of(curriculum.by_arm(curriculum.chains_of(runs), "rl.seed"), "test", curriculum.success_of)
+    assert {arm: len(seeds) for arm, seeds in found.after.items()} == {"boundary": 2, "bridge alone": 1}
+    assert {arm: len(seeds) for arm, seeds in found.before.items()} == {"boundary": 2, "bridge alone": 1}
+
+
+def test_costs_name_the_seeds_that_are_asked_for(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    for seed in (7, 8):
+        settings = settings_of("sft-start")
+        write_policy(tmp_path, f"rl-{seed}", settings | {"rl": settings["rl"] | {"data_seed": seed}}, success_of("start", 0.2))
+    curriculum.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}", "seeds=rl.data_seed"])
+    assert pd.read_csv(tmp_path / "out" / "costs.csv")["seed"].tolist() == [7, 8]
+
+
 @pytest.mark.parametrize(
     ("keys", "arm"),
     [
@@ -159,7 +179,12 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
             reward = {"weights": {"line": 1.0}, "true_positive_rate": true_positive, "false_positive_rate": false_positive}
             settings = settings_of("sft-start", seed) | {"reward": reward, "algorithm": {"group": 8}}
             run = write_policy(tmp_path, f"rl-{true_positive}{seed}", settings, success_of("start", lift))
-            lines = [{"step": step, "tokens": step, "reward": 0.1 + 0.02 * step, "reward/oracle": 0.1} for step in range(1, 31)]
+            # weight 2, and the oracle's mean is over episodes that the verifier could not tell as well: neither is the gap's
+            lines = [
+                {"step": step, "tokens": step, "reward": 2 * (0.1 + 0.02 * step), "reward/verifier": 0.1 + 0.02 * step, "reward/gap": 0.02 * step,
+                 "reward/oracle": 0.05}
+                for step in range(1, 31)
+            ]  # fmt: skip
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
     rates, gaps = (pd.read_csv(tmp_path / "out" / f"{name}.csv").set_index("verifier") for name in ("rates", "gaps"))
@@ -171,6 +196,22 @@ def test_verifiers_are_grouped_and_measured_against_their_start(tmp_path):
         assert rates.loc[name, "difference"] == pytest.approx(shares[0] - shares[1])
     assert rates["predicted_rate"].iloc[0] == pytest.approx(1) and rates["predicted_rate"].iloc[1] < 0
     assert gaps["gap_change"].tolist() == pytest.approx([0.4, 0.4])  # means over steps 21-30 and 1-10
+    assert gaps["oracle_last"].tolist() == pytest.approx([0.1, 0.1]) and gaps["accepted_first"].tolist() == pytest.approx([0.21, 0.21])
+
+
+def test_a_log_without_the_verifiers_verdict_is_named(tmp_path):
+    write_policy(tmp_path, "sft-start", settings_of("pretrain-0"), success_of("start", 0))
+    settings = settings_of("sft-start") | {
+        "reward": {"weights": {"line": 1.0}, "true_positive_rate": 1, "false_positive_rate": 0}, "algorithm": {"group": 8},
+    }  # fmt: skip
+    write_policy(tmp_path, "rl-a", settings, success_of("start", 0.1))
+    with pytest.raises(UserError, match=r"rl-a/metrics\.jsonl: no reward/verifier"):
+        verifiers.main([f"outputs={tmp_path}", f"out={tmp_path / 'out'}"])
+
+
+def test_engines_of_one_depth_with_other_error_rates_have_names_of_their_own():
+    assert Verifier("engine, depth 1", 1.0, 0.0).name == "engine, depth 1"
+    assert Verifier("engine, depth 1", 0.9, 0.1).name == "engine, depth 1, TPR 0.9, FPR 0.1"
 
 
 def write_verifier_run(root: Path, name: str, reward: dict, lift: float = 0.0, **settings: object) -> Path:
@@ -203,8 +244,9 @@ def test_the_shallow_verifier_preset_runs_at_toy_size(tiny_runs, tmp_path, monke
 
 
 def test_gaps_by_hand():
-    rows = [("engine", step, seed, 0.5 + seed / 10 + (step > 10) / 5, 0.2) for step in range(1, 21) for seed in (0, 1)]
-    table = gaps_table(pd.DataFrame(rows, columns=["verifier", "step", "seed", "reward", "oracle"])).iloc[0]
-    assert (table["reward_first"], table["reward_last"], table["gap_first"]) == pytest.approx((0.55, 0.75, 0.35))
+    rows = [("engine", step, seed, 0.5 + seed / 10 + (step > 10) / 5, 0.3 + seed / 10 + (step > 10) / 5)
+            for step in range(1, 21) for seed in (0, 1)]  # fmt: skip
+    table = gaps_table(pd.DataFrame(rows, columns=["verifier", "step", "seed", "accepted", "gap"])).iloc[0]
+    assert (table["accepted_first"], table["accepted_last"], table["gap_first"]) == pytest.approx((0.55, 0.75, 0.35))
     assert (table["gap_change"], table["gap_change_low"], table["gap_change_high"]) == pytest.approx((0.2, 0.2, 0.2))
-    assert table["oracle_over_reward_last"] == pytest.approx(0.2 / 0.75)
+    assert table["oracle_over_accepted_last"] == pytest.approx(0.2 / 0.75)

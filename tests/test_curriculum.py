@@ -143,9 +143,16 @@ def test_exact_probabilities_from_either_kind_of_file(tmp_path):
         assert read["puzzle"].tolist() == ["00008", "1e100"] and read["tier"].tolist() == ["easy", "beyond"]
 
 
+def test_rounding_above_one_is_taken_as_one(tmp_path):
+    """Sums of fp32 probabilities come out above 1 by more than 1e-9."""
+    pd.DataFrame({"puzzle": ["a", "b"], "p": [1 + 4e-7, 0.5]}).to_parquet(tmp_path / "p.parquet")
+    assert read_measured(tmp_path / "p.parquet")["pass_rate"].tolist() == [1.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("puzzle,p\na,1.00001\n", "row 1: p=1.00001: expected a probability"),
         ("puzzle,q\na,1\n", "column p is missing"),
         ("puzzle,p\na,0.5\nb,1.5\n", "row 2: p=1.5: expected a probability"),
         ("puzzle,p\na,\n", "row 1: p=: expected a probability"),

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from chessrl import notation
+from chessrl import notation, world
 from chessrl.config import Config
 from chessrl.engine import find_stockfish
 from chessrl.environment import build_environment
@@ -155,6 +155,15 @@ def test_what_changes_numbers_changes_the_folder_and_batch_size_does_not(runs):
     assert folder_of(runs, "rl", "evaluate.protocol=think") == base  # what auto means
     changes = ("seed=1", "temperature=0.5", "split=validation", "spelling=strict", "verifier=engine")
     assert len({base, *(folder_of(runs, "rl", f"evaluate.{change}") for change in changes)}) == 1 + len(changes)
+
+
+def test_another_corpus_changes_the_folder_where_games_are_measured_alone(runs, monkeypatch):
+    """games.csv is of held-out games: those of a corpus made otherwise are others."""
+    before = {games: folder_of(runs, "pretrain", f"evaluate.games={games}") for games in (0, 2)}
+    of_corpus = world.corpus_hash
+    monkeypatch.setattr(world, "corpus_hash", lambda config: of_corpus(config)[::-1])
+    after = {games: folder_of(runs, "pretrain", f"evaluate.games={games}") for games in before}
+    assert after[0] == before[0] and after[2] != before[2]
 
 
 def test_auto_is_what_the_policy_was_trained_with_and_other_tokens_are_refused():

@@ -17,7 +17,8 @@ from chessrl.model import Cost, Transformer, build_model
 from chessrl.puzzles import prompt_tokens
 from chessrl.sampler import Rollout, SamplingSettings, rollout
 from rl.credit import Credit
-from rl.exact_kl import ClosedMoves, accumulate_kl, exact_kl, outcome_kl
+from rl.exact_kl import accumulate_kl, exact_kl, outcome_kl
+from rl.move_trees import MoveTrees
 from rl.objective import token_weights
 from rl.update import accumulate_gradient, build_batch, score
 from rl.value import Learner
@@ -84,7 +85,7 @@ def test_loss_and_gradient_are_those_of_every_legal_move_scored_on_its_own(norm)
     policy, reference, result = sampled()
     batch = build_batch(result)
     algorithm = AlgorithmConfig(group=6, kl="exact", beta=0.3, loss_norm=norm, loss_budget=5)
-    exact = exact_kl(result, ClosedMoves(PUZZLES), reference, TEMPERATURE, 4096)
+    exact = exact_kl(result, MoveTrees(PUZZLES, (notation.CALL_ENV,)), reference, TEMPERATURE, 4096)
     credit = Credit(torch.zeros(len(result.lengths), 1))
     start = score(reference, batch, TEMPERATURE, 4096)
     measures = accumulate_gradient(Learner(policy, None), batch, credit, start, algorithm, TEMPERATURE, 4096, exact)
@@ -126,7 +127,7 @@ def test_mass_that_leaves_the_legal_moves_is_paid_for():
 
 def test_micro_batches_and_processes_give_one_gradient(monkeypatch):
     policy, reference, result = sampled()
-    exact = exact_kl(result, ClosedMoves(PUZZLES), reference, TEMPERATURE, 4096)
+    exact = exact_kl(result, MoveTrees(PUZZLES, (notation.CALL_ENV,)), reference, TEMPERATURE, 4096)
     weights = torch.linspace(0.1, 1.0, len(result.lengths))
 
     def measured(budget: int) -> tuple[tuple[float, float], torch.Tensor]:
@@ -148,7 +149,7 @@ def test_micro_batches_and_processes_give_one_gradient(monkeypatch):
 
 def test_groups_of_a_minibatch_take_their_own_decisions_along():
     _, reference, result = sampled()
-    exact = exact_kl(result, ClosedMoves(PUZZLES), reference, TEMPERATURE, 4096)
+    exact = exact_kl(result, MoveTrees(PUZZLES, (notation.CALL_ENV,)), reference, TEMPERATURE, 4096)
     assert int(exact.visits.sum()) == sum(1 for _ in visited(result)) and len(set(exact.contexts)) == len(exact.contexts)
     index = torch.arange(6, 18)
     part = exact.rows(index)
@@ -184,6 +185,6 @@ def test_it_is_zero_at_the_first_update(tiny_runs, tmp_path):
 def test_a_model_that_was_never_trained_keeps_a_finite_term():
     model = build_model(TINY, seed=3)
     _, reference, result = sampled()
-    exact = exact_kl(result, ClosedMoves(PUZZLES), reference, 1.0, 4096)
+    exact = exact_kl(result, MoveTrees(PUZZLES, (notation.CALL_ENV,)), reference, 1.0, 4096)
     total, mean = accumulate_kl(model, exact, torch.ones(len(result.lengths)), 1.0, 4096)
     assert math.isfinite(total) and mean > 0 and gradients(model).isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 
 from analysis import passk_tables
 from analysis.chains import Checkpoint, checkpoints
-from analysis.passk_data import EXACT_KS, Success, exact_success, majority, sampled_success
+from analysis.passk_data import Success, exact_success, majority, sampled_success
 from analysis.passk_sections import passk_sections
 from analysis.read import read_runs
 from chessrl.config import AnalysisConfig
 from chessrl.errors import UserError
+from chessrl.statistics import EXACT_KS
 from tests.test_analysis import KS, PUZZLES, SAMPLES, make_samples, write_evaluation, write_run
 
 NAMES = np.array([f"p{number:04d}" for number in range(PUZZLES)])
@@ -162,3 +164,40 @@ def test_newly_solved_of_few_samples_uses_half_of_them_for_the_null() -> None:
     fails = [np.prod([(8 - c - drawn) / (8 - drawn) for drawn in range(4)]) for c in counts]
     twice = [float(c == 0) for c in counts]
     assert rows["null"] == pytest.approx((np.sum(fails) - np.sum(twice)) / np.sum(fails))
+
+
+# ---- seeds ------------------------------------------------------------------------------------------------------------------------------
+
+
+def seeded(root: Path, name: str, parents: dict[str, str], seed: int, p: float) -> Path:
+    """A run of one puzzle set that it solves with probability p."""
+    run = write_run(root, name, parents, seed)
+    settings = {"world": {"name": "endgame"}, name.split("-")[0]: {"seed": seed}}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    write_exact(run, "aaaa", np.full(PUZZLES, p))
+    return run
+
+
+def test_seeds_stand_beside_the_seeds_that_they_began_from(tmp_path: Path) -> None:
+    """RL that changed nothing, its seeds in the other order than those of SFT, and these than those of pretraining."""
+    pretrained = [seeded(tmp_path, f"pretrain-{seed}aaaaaaa", {}, seed, p) for seed, p in enumerate((0.9, 0.1))]
+    tuned = [seeded(tmp_path, f"sft-{seed}bbbbbbb", {"pretrain": pretrained[1 - seed].name}, seed, (0.1, 0.9)[seed]) for seed in (0, 1)]
+    trained = [seeded(tmp_path, f"rl-{seed}ccccccc", {"sft": tuned[1 - seed].name}, seed, (0.9, 0.1)[seed]) for seed in (0, 1)]
+    sections = {section.name: section for section in passk_sections(read_runs([*pretrained, *tuned, *trained]), AnalysisConfig(ks=[1]))}
+    table = sections["coverage"].table
+    exact = table[(table["bin"] == "all") & (table["k"] == 1)].set_index(["pair", "cell"])["share"]
+    shares = {"both": 0.41, "base only": 0.09, "RL only": 0.09, "neither": 0.41}  # (0.01 + 0.81) / 2 and 0.9 x 0.1
+    for base in ("SFT", "Pretrained"):
+        for cell, share in shares.items():
+            assert exact[f"RL 100 against {base}", cell] == pytest.approx(share), (base, cell)
+
+
+def test_two_seeds_of_rl_from_each_of_two_starts_are_four_pairs(tmp_path: Path) -> None:
+    tuned = [seeded(tmp_path, f"sft-{seed}bbbbbbb", {}, seed, (0.2, 0.4)[seed]) for seed in (0, 1)]
+    trained = [seeded(tmp_path, f"rl-{seed}ccccccc", {"sft": tuned[seed // 2].name}, seed, 0.5) for seed in range(4)]
+    sections = {section.name: section for section in passk_sections(read_runs([*tuned, *trained]), AnalysisConfig(ks=[1]))}
+    newly = sections["newly_solved"].table.set_index(["k", "measure"])["value"]
+    assert newly[1, "unsolved"] == pytest.approx(0.7) and newly[1, "newly solved"] == pytest.approx(0.5)
+    cells = sections["coverage"].table.set_index(["bin", "cell"])["share"]
+    assert cells["all", "both"] == pytest.approx(0.15)
+    assert set(sections["crossover"].table["seeds"]) == {4}

@@ -242,6 +242,26 @@ def test_runs_that_differ_in_seeds_alone_are_one_experiment_and_steps_follow_the
     assert [run.run_id for run in steps[0].start.runs] == ["sft-0aaaaaaa", "sft-1aaaaaaa"]
 
 
+@pytest.mark.parametrize(
+    ("stage", "section", "apart"),
+    [
+        ("rl", {"reward": {"accept": "engine", "weights": {"engine": 1.0}}}, True),
+        ("rl", {"reward": {"accept": "line", "weights": {"engine_score": 1.0}}}, True),
+        ("rl", {"reward": {"accept": "line", "weights": {"line": 1.0}}}, False),  # the engine has no part in it
+        ("sft", {"sft": {"trace": {"enabled": True, "order": "engine"}}}, True),
+        ("sft", {"sft": {"trace": {"enabled": False, "order": "engine"}}}, False),
+    ],
+)
+def test_runs_by_engines_of_two_depths_are_no_seeds_of_one_experiment(tmp_path: Path, stage: str, section: dict, apart: bool) -> None:
+    runs = []
+    for seed, engine in enumerate(({"depth": 1, "workers": 2}, {"depth": 4, "workers": 2}, {"depth": 4, "workers": 8})):
+        run = write_run(tmp_path, f"{stage}-{seed}aaaaaaa", {}, seed)
+        (run / "config.yaml").write_text(json.dumps({"world": {"name": "endgame"}, "engine": engine, **section}))
+        runs.append(run)
+    found = [[run.run_id[len(stage) + 1] for run in group] for group in experiments(read_runs(runs))]
+    assert found == ([["0"], ["1", "2"]] if apart else [["0", "1", "2"]])
+
+
 def test_the_evaluation_by_the_line_at_temperature_1_is_the_one_compared(chain: list[Path], tmp_path: Path) -> None:
     run = Path(shutil.copytree(chain[0], tmp_path / chain[0].name))
     for key, changed in (("zengine", {"verifier": "engine"}), ("zhot", {"temperature": 2.0}), ("zforced", {"protocol": "think-forced"})):

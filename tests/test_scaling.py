@@ -186,8 +186,7 @@ def test_the_floor_holds_where_rl_has_not_paid_yet() -> None:
 
 def test_rank_correlations_match_hand_worked_ones() -> None:
     rng = np.random.default_rng(0)
-    rho, low, high = rank_correlation(np.arange(8), -np.arange(8) ** 3, rng)
-    assert (rho, low, high) == (pytest.approx(-1), pytest.approx(-1), pytest.approx(-1))
+    assert rank_correlation(np.arange(8), -np.arange(8) ** 3, rng) == pytest.approx((-1, -1, -1, 8))
     a, b = rng.normal(size=20).round(1), rng.normal(size=20).round(1)  # with ties
     assert rank_correlation(a, b, rng)[0] == pytest.approx(spearmanr(a, b).statistic)
     swapped = rank_correlation(np.array([1, 2, 3, 4]), np.array([1, 2, 4, 3]), rng)[0]
@@ -195,6 +194,17 @@ def test_rank_correlations_match_hand_worked_ones() -> None:
     assert np.isnan(rank_correlation(np.ones(5), np.arange(5), rng)[0])
     table = spearman_table(points(0.0), [1e16, 1e17, 1e18], rng)
     assert (table["rho"] < -0.8).all() and (table["slope_rho"] > 0.5).all() and (table["runs"] == 36).all()
+
+
+def test_runs_without_a_value_have_no_rank() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=12), rng.normal(size=12)
+    holes = np.where(np.arange(12) % 3 == 0, np.nan, b)  # 8 runs are left
+    rho, low, high, runs = rank_correlation(a, holes, rng)
+    assert runs == 8 and rho == pytest.approx(spearmanr(a, holes, nan_policy="omit").statistic) and low < rho < high
+    rho, low, high, runs = rank_correlation(np.arange(4.0), np.array([1.0, 2.0, np.nan, np.nan]), rng)
+    assert runs == 2 and np.isnan([rho, low, high]).all()
+    assert rank_correlation(a, np.full(12, np.nan), rng)[3] == 0
 
 
 # ---- ceilings ---------------------------------------------------------------------------------------------------------------------------

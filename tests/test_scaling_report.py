@@ -1,6 +1,7 @@
 """The scaling report on run folders made from a stated law: what it reads, fits and refuses."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ def points(success):
 
 
 @pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return make_sweep(tmp_path_factory.mktemp("small"), SIZES[:2], BUDGETS[:3])
+
+
+@pytest.fixture(scope="module")
 def one(tmp_path_factory):
     return make_sweep(tmp_path_factory.mktemp("one"), SIZES[:1], BUDGETS[:1])
 
@@ -62,6 +68,13 @@ def test_sampled_success_stands_in_where_asked(one) -> None:
     assert row["success"] == np.round(4 * success_of(reward_of(row["parameters"], row["tokens"], row["rl_flops"]))[-1]) / 4
     with pytest.raises(UserError, match="measure=guess: expected one of exact, test, validation"):
         success_table([], "guess")
+
+
+def test_sampled_starts_are_read_at_the_ks_that_their_samples_allow(sweep) -> None:
+    settings = scaling.ScalingSettings(out="", outputs=str(sweep), measure="test", resamples=2)
+    assert scaling.start_section(scaling.read_sweep(settings)).table["k"].tolist() == [1, 4]  # of 4 samples
+    exact = scaling.read_sweep(replace(settings, measure="exact"))
+    assert scaling.start_section(exact).table["k"].tolist() == [1, 4, 8, 16]
 
 
 def test_runs_without_exact_success_are_told_what_makes_it(one, tmp_path) -> None:
@@ -93,6 +106,21 @@ def test_a_line_is_the_mean_of_its_puzzles_lines(success, points) -> None:
         # 40 puzzles, half at R (1 + s) and half at R (1 - s): the mean's standard error is R s / sqrt(40)
         half = 1.96 * min(row.reference, 1 - row.reference) / 2 / np.sqrt(PUZZLES)
         assert row.reference_high - row.reference == pytest.approx(half, rel=0.25)
+
+
+def test_one_measured_step_makes_no_line(tmp_path) -> None:
+    outputs = make_sweep(tmp_path, SIZES[:2], BUDGETS[:3])
+    (first, *_) = sorted(outputs.glob("rl-*"))
+    for step in STEPS[1:]:
+        shutil.rmtree(first / "evaluations" / f"step{step}")
+    runs = rl_runs(outputs)
+    table = scaling_tables.line_table(success_table(runs), ("all",), 3e9, np.random.default_rng(0)).set_index("run")
+    lines = ["reference", "reference_low", "reference_high", "slope", "slope_low", "slope_high", "rmse"]
+    assert table.loc[first.name, lines].isna().all() and not table.drop(first.name)[lines].isna().any(axis=None)
+    assert table.loc[first.name, ["before_rl", "after_rl"]].notna().all()
+    sweep = scaling.read_sweep(scaling.ScalingSettings(out="", outputs=str(outputs), resamples=2))
+    assert len(sweep.lines) == 5 and first.name not in set(sweep.points["run"])
+    assert first.name in " ".join(scaling.run_section(sweep).notes)
 
 
 def test_the_common_compute_lies_where_all_runs_were_measured(points) -> None:
@@ -145,9 +173,9 @@ def test_forms_that_a_few_runs_cannot_bear_are_left_out(points) -> None:
     assert set(table["form"]) == {"linear", "exponential", "power", "logistic"}
 
 
-def test_the_command_writes_every_section_and_its_tables(sweep, tmp_path, capsys) -> None:
-    scaling.main([f"outputs={sweep}", f"out={tmp_path}", "resamples=2"])
-    assert "12 pretraining runs, 12 RL runs" in capsys.readouterr().out
+def test_the_command_writes_every_section_and_its_tables(small, tmp_path, capsys) -> None:
+    scaling.main([f"outputs={small}", f"out={tmp_path}", "resamples=1"])
+    assert "6 pretraining runs, 6 RL runs" in capsys.readouterr().out
     lines = pd.read_csv(tmp_path / "tables" / "rl_lines.csv")
     assert lines["slope"].to_numpy() == pytest.approx(0.02 * np.log10(lines["tokens"] / 1e5))
     for name in ("rl_lines", "predictors", "level", "slope", "loss_surface", "ceilings", "frontier", "cell_crossings"):
@@ -171,7 +199,7 @@ def test_a_sweep_of_four_runs_says_what_it_does_not_bear(tmp_path) -> None:
         scaling.read_sweep(scaling.ScalingSettings(out="", outputs=str(outputs)))
 
 
-def test_a_plan_far_beyond_the_sweep_says_that_it_extrapolates(sweep, capsys) -> None:
-    plan(["budget=1e18", f"outputs={sweep}", "resamples=3"])
+def test_a_plan_far_beyond_the_sweep_says_that_it_extrapolates(small, capsys) -> None:
+    plan(["budget=1e18", f"outputs={small}", "resamples=2"])
     told = capsys.readouterr().out
     assert "95% intervals" in told and "careful: extrapolation: the budget is" in told
