@@ -96,9 +96,11 @@ def main(arguments: list[str]) -> None:
 
     def line(name: str, value: float, key: str, form: str) -> str:
         low, high = interval[key]
-        return f"{name:<28}{value:{form}}   [{low:{form}}, {high:{form}}]"
+        return f"{name:<30}{value:{form}}   [{low:{form}}, {high:{form}}]"
 
     print(f"budget {settings.budget:.3g} FLOPs; {LEVEL:.0%} intervals from {settings.resamples} refits")
+    for warning in plan.warnings:
+        print(f"careful: {warning}")
     print(line("model size N (no embeddings)", best.parameters, "parameters", ".3g"))
     print(line("pretraining tokens T", best.tokens, "tokens", ".3g"))
     print(line("share of RL", best.rl_share, "rl_share", ".3f") + f"   C_RL = {best.rl_flops:.3g} FLOPs")
@@ -106,8 +108,6 @@ def main(arguments: list[str]) -> None:
     constants = ", ".join(f"{name} {value:.4g}" for name, value in plan.surface.surface.constants().items())
     print(f"loss surface over {plan.surface.cells} runs: {constants}; RMSE of log L {plan.surface.rmse:.4f}")
     print(f"RL law ({plan.law.level.form}): R2 of f(L) {plan.law.level.r_squared:.3f}; slope per decade {plan.law.slope}")
-    for warning in plan.warnings:
-        print(f"careful: {warning}")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def level_figure(lines: pd.DataFrame, forms: Sequence[FormFit]) -> Figure:
             axes.errorbar(rows["loss"], rows[column], yerr=spread, fmt="o", color=colours[size], markersize=4, elinewidth=0.9)
         axes.set_xlabel("pretraining loss L (nats)")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_ylim(0, np.nanmax(lines[["before_rl", "reference", "after_rl"]]) * 1.12)  # a start may not have been measured
+        axes.set_ylim(0, np.nanmax(lines[["reference_high", "after_rl_high"]]) * 1.05)  # a start may not have been measured
         axes.set_title(title)
     handles, names = _size_handles(colours)
     loss = np.linspace(lines["loss"].min(), lines["loss"].max(), 80)
