@@ -22,9 +22,8 @@ from chessrl.puzzles import Puzzle
 from chessrl.run import default_micro_batch_tokens
 from chessrl.sampler import Rollout, SamplingSettings, rollout
 from chessrl.training import GIVEN, Example, accumulate_gradient, build_optimizer, optimizer_step
-from rl.sampling import Scored
-from rl.state import RlState
-from rl.train import learn
+from rl.credit import assign
+from rl.update import build_batch, score, update
 from rl.value import Learner
 
 PRECISIONS = ("fp32", "bf16")
@@ -143,15 +142,18 @@ def grpo_step(place: Place, prompts: int, group: int, new: int) -> Contender:
     config.rl.prompts, config.algorithm.group = prompts, group
     model, reference = place.build(), place.build().requires_grad_(False)
     learner = Learner(model, None)
-    state = RlState(model, build_optimizer(learner, config.rl.optimizer))
+    optimizer, settings = build_optimizer(learner, config.rl.optimizer), config.rl
     environment, ids = mates(prompts).to(place.device), random_prompts(prompts)
     rewards = torch.from_numpy(np.random.Generator(np.random.Philox(2)).random((prompts, group))).to(place.device)
 
-    def step() -> None:
-        episodes = sampled(model, environment, ids, group, new)
-        # The oracle and the answers are for what is logged; the update does not look at them.
-        scored = Scored(episodes, {}, rewards, rewards.flatten(), episodes.solved, episodes.moves)
-        learn(learner, state, reference, scored, config, place.micro_batch_tokens, 1e-5, 1)
+    def step() -> None:  # as rl.train.learn does, of a policy without value head
+        batch = build_batch(sampled(model, environment, ids, group, new))
+        of_reference = score(reference, batch, settings.temperature, place.micro_batch_tokens)
+        credit = assign(rewards, batch.policy, batch.sampled, of_reference, config.algorithm, None)
+        update(
+            learner, optimizer, batch, credit, of_reference, config.algorithm, settings.optimizer,
+            rate=1e-5, temperature=settings.temperature, budget=place.micro_batch_tokens, seed=0, step=1,
+        )  # fmt: skip
 
     return _warmed(place, 1, step)
 

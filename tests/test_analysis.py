@@ -24,7 +24,7 @@ PUZZLES, ENGINE_PUZZLES, SAMPLES, KS = 90, 60, 16, (1, 2, 4, 8, 16)
 SKILL = {"pretrain": 0.06, "sft": 0.35, "rl": 0.5}
 FIGURES = {
     "loss_pretrain", "loss_sft", "reward", "rl_verifier", "passk", "bins", "comparisons", "failures", "legal", "verifiers",
-    "reach", "crossover", "coverage", "newly_solved", "budgets", "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
+    "reach", "crossover", "coverage", "newly_solved", "majority", "budgets", "rl_drift", "rl_optimisation", "rl_groups", "rl_sampler", "rl_format",
 }  # fmt: skip
 CONFIG = """world:
   name: <endgame>
@@ -319,6 +319,7 @@ def test_text_from_files_is_escaped_in_the_page(analysed: Path) -> None:
     assert "&lt;endgame&gt;" in page and "<endgame>" not in page
 
 
+@pytest.mark.long
 def test_two_analyses_of_the_same_runs_are_identical(built: list[Path], analysed: Path, tmp_path: Path) -> None:
     run_analysis(built, tmp_path)
     for file in sorted(path.relative_to(analysed) for path in analysed.rglob("*") if path.is_file()):

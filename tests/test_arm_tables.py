@@ -71,6 +71,7 @@ def test_tables_follow_from_the_samples(arms, tmp_path):
     assert (tmp_path / "made" / "arms.png").stat().st_size > 5000
 
 
+@pytest.mark.long
 def test_the_report_carries_the_comparison_of_arms(arms, tmp_path):
     compared = [path for (name, _), path in arms.items() if name in ("none", "uniform")]
     report = run_analysis(compared, tmp_path / "report")

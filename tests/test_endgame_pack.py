@@ -131,6 +131,7 @@ def mate_puzzle(material: str, fen: str, moves: str) -> MatePuzzle:
     return MatePuzzle(material, (len(line) + 1) // 2, fen, line, decision_keys(chess.Board(fen), line))
 
 
+@pytest.mark.long
 def test_small_pack_puzzles_are_proven_by_an_independent_solver(small_pack: Path) -> None:
     puzzles = pd.read_parquet(small_pack / endgame.PUZZLES_FILE)
     assert len(puzzles) == SMALL_PACK["puzzles"]

@@ -116,7 +116,7 @@ def assert_equals_unbroken(directory: Path, unbroken: Path) -> None:
     assert not left, "files of interrupted saves stayed"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("stage", tiny.STAGES)
 def test_a_stage_killed_at_random_moments_ends_bitwise_like_an_unbroken_one(stage, kills, children, tiny_runs, tmp_path):
     unbroken = tiny_runs[stage]

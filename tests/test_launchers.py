@@ -151,6 +151,7 @@ def test_a_handler_that_may_not_requeue_does_not_fail_the_wait_for_the_other_job
 # ---- whole sweeps ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.long)])
 def test_jobs_in_processes_of_their_own_are_reported_like_others(launcher, tiny_runs, tmp_path):
     need(launcher)

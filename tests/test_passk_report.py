@@ -89,6 +89,8 @@ def test_sections_state_what_was_planted(runs: list[Path]) -> None:
 
 def test_what_was_not_made_is_named_with_its_command(runs: list[Path], tmp_path: Path) -> None:
     run = write_run(tmp_path, "sft-2b3c4d5e", {}, seed=2)
+    for path in run.glob("evaluations/*/samples.parquet"):  # as before answers were kept
+        pd.read_parquet(path).drop(columns="answer").to_parquet(path)
     sections = {section.name: section for section in passk_sections(read_runs([run]), AnalysisConfig())}
     wanted = {
         "reach": "evaluate.exact=true", "crossover": "evaluate.exact=true", "coverage": "evaluate.exact=true", "newly_solved": "RL run",

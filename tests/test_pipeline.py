@@ -191,6 +191,7 @@ def test_a_child_tells_where_its_run_is():
     assert "CHESSRL_RUN_DIRECTORY_FILE" not in os.environ
 
 
+@pytest.mark.long
 def test_two_pipelines_at_once_share_their_ancestor(tiny_runs, tmp_path):
     """One trains, the other waits and takes the finished run; the corpus is made once as well."""
     only = ["pipeline.stages=[pretrain]", "pipeline.evaluate=false", "pipeline.report=false"]

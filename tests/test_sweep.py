@@ -245,6 +245,7 @@ def test_a_half_done_sweep_goes_on_where_it_stopped(monkeypatch, tiny_runs, tmp_
 # ---- shared ancestors ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_sweep_over_rl_settings_finds_the_ancestors_by_their_hash(tiny_runs, tmp_path):
     outputs = tiny.share_data(tmp_path, tiny_runs)
     for stage in ("pretrain", "sft"):

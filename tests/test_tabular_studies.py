@@ -203,6 +203,7 @@ def test_every_tabular_experiment_composes_and_says_which_stage_it_is():
         assert config.pipeline.stages == ["tabular"] and config.tabular.study == name
 
 
+@pytest.mark.long
 def test_the_pipelines_command_ends_in_figure_and_table(tmp_path):
     words = [*SMALL["clip_bias"], f"outputs={tmp_path}", "run.threads=1"]
     done = subprocess.run([sys.executable, "-m", "chessrl", *words], capture_output=True, text=True, check=False)
