@@ -40,7 +40,7 @@ class Step:
 
 def recipe(run: Run, runs: dict[str, Run]) -> str:
     """What two seeds of one experiment share: all settings of the stage but its seeds, and the recipe of the parents that are among the runs."""
-    kept = {name: _without_seeds(run.settings.get(name)) for name in ("world", "model", *SECTIONS[run.stage])}
+    kept = {name: without_seeds(run.settings.get(name)) for name in ("world", "model", *SECTIONS[run.stage])}
     if asks_engine(run):
         engine = run.settings.get("engine") or {}
         kept["engine"] = {key: engine.get(key) for key in ENGINE_KEYS}
@@ -58,9 +58,10 @@ def asks_engine(run: Run) -> bool:
     return "engine" in (reward.get("accept"), reward.get("oracle")) or "engine" in parts or "engine_score" in parts
 
 
-def _without_seeds(value: object) -> object:
+def without_seeds(value: object) -> object:
+    """A configuration section, or a value in it, without its seeds at any depth."""
     if isinstance(value, dict):
-        return {key: _without_seeds(inner) for key, inner in value.items() if key not in SEEDS}
+        return {key: without_seeds(inner) for key, inner in value.items() if key not in SEEDS}
     return value
 
 

@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from analysis.chains import recipe
+from analysis.chains import ENGINE_KEYS, recipe, without_seeds
 from analysis.evaluations import last_evaluation, settings_of, solved_share, start_of
 from analysis.read import Evaluation, Run
 from chessrl.errors import UserError
@@ -22,8 +22,6 @@ from chessrl.statistics import LEVEL, RESAMPLES, nested_differences, nested_mean
 
 BASELINES = ("random", "format")  # rewards that do not know the answer
 SETUP_SECTIONS = ("world", "model", "algorithm", "rl")  # what runs of one table must share
-OWN_KEYS = ("seed", "data_seed")
-ENGINE_KEYS = ("mode", "depth", "nodes", "delta", "mate_slack")  # of the engine, which change what it accepts
 END_SHARE = 0.1  # of the logged steps, at either end
 BLOCKS = 10  # of consecutive steps, resampled whole: neighbouring steps are not independent
 MINIMUM_STEPS = 20
@@ -50,7 +48,7 @@ class Trained:
 
 def setup_of(run: Run, start: Run, evaluation: Evaluation, runs: Sequence[Run]) -> str:
     """Six hex digits of what the run and its start were done and evaluated with but for reward and seeds: equal for runs that a table may compare."""
-    sections = {name: _without_seeds(run.settings.get(name, {})) for name in SETUP_SECTIONS}
+    sections = {name: without_seeds(run.settings.get(name, {})) for name in SETUP_SECTIONS}
     return _digits(sections | {"start": recipe(start, {other.run_id: other for other in runs}), "evaluation": settings_of(evaluation)})
 
 
@@ -63,10 +61,6 @@ def variant_of(run: Run) -> str:
 
 def _digits(sections: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()[:6]
-
-
-def _without_seeds(value: object) -> object:
-    return {key: _without_seeds(inner) for key, inner in value.items() if key not in OWN_KEYS} if isinstance(value, dict) else value
 
 
 def trained_runs(runs: Sequence[Run], split: str) -> tuple[list[Trained], list[str]]:
