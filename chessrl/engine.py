@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -127,21 +127,13 @@ class Engine:
 
         Clocks and history of a board do not count. Equal positions are searched once; what the cache holds is not searched.
         """
-        known: dict[str, MoveLabels | None] = {}
-        waiting: list[chess.Board] = []
-        for board in boards:
-            position = position_key(board)
-            self.counts["asked"] += 1
-            if position in known:
-                self.counts["duplicate"] += 1
-                continue
-            known[position], reason = self._without_search(board)
-            if reason == "waiting":
-                waiting.append(chess.Board(f"{position} 0 1"))
-            else:
-                self.counts[reason] += 1
-                if reason == "unscorable_invalid":
-                    self.counts["unscorable"] += 1
+        positions = [position_key(board) for board in boards]
+        distinct: dict[str, chess.Board] = {}
+        for position, board in zip(positions, boards):
+            distinct.setdefault(position, board)
+        self.counts += Counter(asked=len(positions), duplicate=len(positions) - len(distinct))
+        known = self._without_search(distinct)
+        waiting = [chess.Board(f"{position} 0 1") for position in distinct if position not in known]
         with tqdm(total=len(waiting), desc="engine labels", unit="position", disable=not progress) as bar:
             step = _POSITIONS_PER_TRANSACTION * len(self._slots)
             for start in range(0, len(waiting), step):
@@ -149,7 +141,7 @@ class Engine:
                 known.update(labels)
                 if self._cache is not None:
                     self._cache.put(label for label in labels.values() if label is not None)
-        return [known[position_key(board)] for board in boards]
+        return [known[position] for position in positions]
 
     def variations(
         self, boards: Sequence[chess.Board], lines: Sequence[int], nodes: int, progress: bool = False
@@ -167,17 +159,22 @@ class Engine:
             found[place] = result
         return found
 
-    def _without_search(self, board: chess.Board) -> tuple[MoveLabels | None, str]:
-        """Labels that need no engine, and the count they belong to; ``waiting`` where the engine must be asked."""
-        position = position_key(board)
-        # An engine crashes on an illegal position or answers nonsense. Chess960 castling rights are invalid in the position as it is asked.
-        if board.uci_variant != "chess" or not chess.Board(f"{position} 0 1").is_valid():
-            return None, "unscorable_invalid"
-        if board.is_insufficient_material() or not any(board.generate_legal_moves()):
-            return MoveLabels(position, 0, {move.uci(): MoveScore(cp=0) for move in board.legal_moves}), "decided"
-        if self._cache is not None and (labels := self._cache.get(board)) is not None:
-            return labels, "cached"
-        return None, "waiting"
+    def _without_search(self, boards: Mapping[str, chess.Board]) -> dict[str, MoveLabels | None]:
+        """Labels that need no engine, by position, each counted; a position that is left out is the engine's."""
+        # A variant's board can have the key of a chess position. Castling of Chess960 is written otherwise than in the position that is asked.
+        asked = {key: chess.Board(f"{key} 0 1") if board.chess960 else board for key, board in boards.items() if board.uci_variant == "chess"}
+        known: dict[str, MoveLabels | None] = dict(self._cache.get(asked)) if self._cache is not None else {}
+        self.counts += Counter(cached=len(known))
+        for position in [position for position in boards if position not in known]:
+            board = asked.get(position)
+            # An engine crashes on an illegal position or answers nonsense. Chess960 castling rights are invalid in the position as it is asked.
+            if board is None or not chess.Board(f"{position} 0 1").is_valid():
+                self._unscorable("invalid")
+                known[position] = None
+            elif board.is_insufficient_material() or not any(board.generate_legal_moves()):
+                known[position] = MoveLabels(position, 0, {move.uci(): MoveScore(cp=0) for move in board.legal_moves})
+                self.counts["decided"] += 1
+        return known
 
     # ---- below: coroutines of the pool's thread -----------------------------------------------------------------------------------
 

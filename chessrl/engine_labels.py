@@ -11,6 +11,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import chess
@@ -131,6 +133,7 @@ _TABLES = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 _WAIT_FOR_OTHERS_S = 60.0
+_POSITIONS_PER_QUERY = 500  # below the 999 parameters that every SQLite takes
 
 
 class LabelCache:
@@ -165,24 +168,27 @@ class LabelCache:
     def close(self) -> None:
         self._connection.close()
 
-    def get(self, board: chess.Board) -> MoveLabels | None:
-        """The stored labels of a position, or None."""
-        position = position_key(board)
-        query = "SELECT depth, scores FROM labels WHERE engine = ? AND position = ?"
+    def get(self, boards: Mapping[str, chess.Board]) -> dict[str, MoveLabels]:
+        """The stored labels among those of ``boards``, by ``position_key`` as in ``boards``; what is not stored is left out."""
+        found: dict[str, MoveLabels] = {}
+        for some in _in_turn(boards, _POSITIONS_PER_QUERY):
+            query = f"SELECT position, depth, scores FROM labels WHERE engine = ? AND position IN ({', '.join('?' * len(some))})"
+            try:
+                rows = self._connection.execute(query, (self._engine, *some)).fetchall()
+            except sqlite3.Error as error:
+                raise self._unusable(error) from error
+            for position, depth, text in rows:
+                found[position] = MoveLabels(position, depth, self._scores(position, boards[position], text))
+        return found
+
+    def _scores(self, position: str, board: chess.Board, text: str) -> dict[str, MoveScore]:
         try:
-            row = self._connection.execute(query, (self._engine, position)).fetchone()
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
-        if row is None:
-            return None
-        depth, text = row
-        try:
-            scores = dict(_read_score(entry) for entry in text.split())
+            scores = {move: _read_score(value) for move, value in (entry.split("=") for entry in text.split())}
         except ValueError as error:
             raise self._damaged(f"the row of {position} cannot be read: {error}") from error
-        if set(scores) != {move.uci() for move in board.legal_moves}:
+        if scores.keys() != {move.uci() for move in board.legal_moves}:
             raise self._damaged(f"the moves stored for {position} are not its legal moves")
-        return MoveLabels(position, depth, scores)
+        return scores
 
     def put(self, batch: Iterable[MoveLabels]) -> None:
         """Store labels in one transaction."""
@@ -228,6 +234,12 @@ def _write_scores(scores: Mapping[str, MoveScore]) -> str:
     return " ".join(f"{move}={score.cp if score.mate is None else f'#{score.mate}'}" for move, score in scores.items())
 
 
-def _read_score(entry: str) -> tuple[str, MoveScore]:
-    move, value = entry.split("=")
-    return move, MoveScore(mate=int(value[1:])) if value.startswith("#") else MoveScore(cp=int(value))
+@lru_cache(maxsize=1 << 14)  # the same few thousand values stand in every table: reading is then a look-up
+def _read_score(value: str) -> MoveScore:
+    return MoveScore(mate=int(value[1:])) if value.startswith("#") else MoveScore(cp=int(value))
+
+
+def _in_turn(positions: Iterable[str], count: int) -> Iterator[list[str]]:
+    left = iter(positions)
+    while some := list(islice(left, count)):
+        yield some

@@ -453,6 +453,25 @@ def test_another_engine_misses_the_cache_and_unscorable_positions_are_not_kept(t
     assert engine.counts == {"asked": 2, "cached": 1, "restarts": 2, "unscorable": 1, "unscorable_crash": 1}
 
 
+def test_a_castling_of_chess960_is_found_again_under_the_name_it_was_searched_by(tmp_path: Path) -> None:
+    """A Chess960 board has the key of a chess position where king and rooks stand as in chess, and calls castling e1h1, not e1g1."""
+    board = chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1", chess960=True)
+    for found in ("searched", "cached"):
+        with Engine(EngineSettings(path=fake_engine(tmp_path, "pass"), workers=1), tmp_path / "labels.sqlite") as engine:
+            [labels] = engine.label([board])
+        assert "e1g1" in labels.scores and engine.counts[found] == 1
+
+
+def test_a_long_list_is_looked_up_whole_and_only_what_is_stored_is_found(tmp_path: Path) -> None:
+    boards = {position_key(board): board for board in some_positions(1200)}
+    stored = list(boards)[::2]
+    with LabelCache(tmp_path / "labels.sqlite", "engine") as cache:
+        cache.put(MoveLabels(key, 8, {move.uci(): MoveScore(cp=len(key)) for move in boards[key].legal_moves}) for key in stored)
+        found = cache.get(boards)
+    assert len(boards) > 1000 and found.keys() == set(stored)
+    assert all(set(labels.scores.values()) == {MoveScore(cp=len(key))} for key, labels in found.items())
+
+
 WRITER_SCRIPT = """
 import sys
 from pathlib import Path
@@ -461,7 +480,7 @@ from tests.test_engine import some_positions
 with LabelCache(Path(sys.argv[1]), "engine") as cache:
     for board in some_positions(40, seed=int(sys.argv[2])):
         cache.put([MoveLabels(position_key(board), 8, {move.uci(): MoveScore(cp=1) for move in board.legal_moves})])
-        assert cache.get(board) is not None
+        assert cache.get({position_key(board): board})
 """
 
 
@@ -470,7 +489,8 @@ def test_two_processes_write_one_cache(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER_SCRIPT, path, seed], cwd=ROOT, env=environment) for seed in "12"]
     assert [writer.wait() for writer in writers] == [0, 0]
     with LabelCache(path, "engine") as cache:
-        assert all(cache.get(board) is not None for seed in (1, 2) for board in some_positions(40, seed))
+        written = {position_key(board): board for seed in (1, 2) for board in some_positions(40, seed)}
+        assert cache.get(written).keys() == written.keys()
 
 
 def test_a_damaged_cache_or_one_of_another_schema_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -492,12 +512,13 @@ def test_a_damaged_cache_or_one_of_another_schema_is_an_error_that_names_the_fil
 @pytest.mark.parametrize("stored", ["e2e4=x", "e2e4", "e2e4=#0", "e2e4=5", ""])
 def test_a_damaged_row_is_an_error_that_names_the_position(tmp_path: Path, stored: str) -> None:
     board = chess.Board()
+    asked = {position_key(board): board}
     with LabelCache(tmp_path / "labels.sqlite", "engine") as cache:
         full = MoveLabels(position_key(board), 8, {move.uci(): MoveScore(mate=-3) for move in board.legal_moves})
         cache.put([full])
-        assert cache.get(board) == full
+        assert cache.get(asked) == {position_key(board): full}
         with sqlite3.connect(cache.path) as connection:
             connection.execute("UPDATE labels SET scores = ?", (stored,))
         connection.close()
         with pytest.raises(UserError, match=r"unusable .*rnbqkbnr"):
-            cache.get(board)
+            cache.get(asked)
