@@ -10,8 +10,8 @@ import pandas as pd
 
 from analysis.evaluations import alike, solved_share
 from analysis.read import Run
+from chessrl.config import SLICES
 from chessrl.errors import UserError
-from chessrl.puzzles import SLICES
 from chessrl.statistics import LEVEL, RESAMPLES, bootstrap_means, paired_differences, wilson_interval
 
 MIRRORED_SUFFIX = "-mirrored"

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("pretrain", "sft", "rl")  # in the order of the pipeline; each is a command of its own
+SPLITS = ("sft", "rl", "validation", "test", "private")  # of the puzzles
+# Beside the test set: its colour-mirrored positions, themes held out of every other split, lines longer than any other's, games after the corpus
+SLICES = ("test_mirrored", "test_themes", "test_long", "test_recent")
 LABELLED_PARTS = ("majority", "incorrect")  # of the reward: they ask for labels, which cost samples
 
 

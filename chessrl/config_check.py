@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chessrl.config import STAGES, Config
+from chessrl.config import SLICES, SPLITS, STAGES, Config
 from chessrl.errors import UserError
 from chessrl.notation import REFERENCE_SIZE, REFERENCE_TRACE_SIZE, VOCABULARY
-from chessrl.puzzles import SLICES, SPLITS
 from chessrl.traces import LAYOUTS
 from chessrl.tracking import check_logger
 

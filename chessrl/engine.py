@@ -296,7 +296,7 @@ class Engine:
             if not all(searches.values()):
                 return None
             return 0, {move: tables[max(tables)][move] for move, tables in searches.items()}
-        tables = scores_by_depth(await process.search(board, f"go depth {depth} nodes {nodes}", lines=len(moves)))
+        tables = scores_by_depth(await process.search(board, f"go depth {depth} nodes {nodes}", lines=len(moves)), enough=len(moves))
         if (table := deepest_complete(tables, moves)) is not None:
             return table
         self.counts["searched_per_move"] += 1

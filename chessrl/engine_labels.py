@@ -6,8 +6,10 @@ A score is from the point of view of the side to move in the labelled position (
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,16 +81,24 @@ def accepted_moves(labels: MoveLabels, delta: float, mate_slack: int = 0) -> lis
 _INFO = re.compile(r"info .*?\bdepth (\d+) .*?\bscore (cp|mate) (-?\d+) (?!lowerbound|upperbound).*?\bpv (\S+)")
 
 
-def scores_by_depth(lines: Iterable[str]) -> dict[int, dict[str, MoveScore]]:
+def scores_by_depth(lines: Sequence[str], enough: float = math.inf) -> dict[int, dict[str, MoveScore]]:
     """``{depth in plies: {first move of the line: score}}`` from a search's ``info`` lines; bounds are not scores and are left out.
 
-    Lines are told apart by their move, never by their number: an engine may print fewer lines than asked, or in any order.
+    Lines are told apart by their move, never by their number: an engine may print fewer lines than asked, or in any order. They are read
+    from the last to the one that gives a depth ``enough`` moves: a search goes deeper only when a depth is whole, so none before is deeper.
     """
-    tables: dict[int, dict[str, MoveScore]] = {}
-    for line in lines:
+    found: list[re.Match[str]] = []
+    moves: defaultdict[str, set[str]] = defaultdict(set)
+    for line in reversed(lines):
         if match := _INFO.match(line):
-            depth, kind, value, move = int(match[1]), match[2], int(match[3]), match[4]
-            tables.setdefault(depth, {})[move] = MoveScore(cp=value) if kind == "cp" else MoveScore(mate=value)
+            found.append(match)
+            moves[match[1]].add(match[4])
+            if len(moves[match[1]]) >= enough:
+                break
+    tables: dict[int, dict[str, MoveScore]] = {}
+    for match in reversed(found):
+        depth, kind, value, move = int(match[1]), match[2], int(match[3]), match[4]
+        tables.setdefault(depth, {})[move] = MoveScore(cp=value) if kind == "cp" else MoveScore(mate=value)
     return tables
 
 

@@ -26,8 +26,7 @@ class _Search(chess.engine.BaseCommand[list[str]]):
         self._lines: list[str] = []
 
     def start(self) -> None:
-        for command in self._commands:
-            self._protocol.send_line(command)
+        self._protocol.send_line("\n".join(self._commands))  # one write wakes the engine once
 
     def line_received(self, line: str) -> None:
         if line.startswith("info "):
@@ -36,6 +35,23 @@ class _Search(chess.engine.BaseCommand[list[str]]):
             if not self.result.done():
                 self.result.set_result(self._lines)
             self.set_finished()
+
+
+class _Protocol(chess.engine.UciProtocol):
+    """What a search prints is cut into lines once per read: python-chess copies all that is left for every line, and logs each."""
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        search = self.command
+        if fd != 1 or not isinstance(search, _Search):
+            super().pipe_data_received(fd, data)
+            return
+        self.buffer[fd].extend(data)
+        printed, _, self.buffer[fd] = self.buffer[fd].rpartition(b"\n")
+        for line in printed.decode(errors="replace").splitlines():
+            if self.command is search:
+                search.line_received(line)
+            else:
+                self._line_received(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class EngineProcess:
         die = _die_with_parent if sys.platform == "linux" else None
         try:
             # Its own process group: Ctrl-C reaches this process alone, which then ends the engines in order.
-            transport, protocol = await chess.engine.UciProtocol.popen(str(program), setpgrp=True, preexec_fn=die)
+            transport, protocol = await _Protocol.popen(str(program), setpgrp=True, preexec_fn=die)
         except OSError as error:
             raise UserError(f"engine {program} cannot be started ({error}): {remedy}") from error
         process = cls(transport, protocol, deadline_s)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from string import Template
 from typing import NoReturn
 
 import hydra
@@ -29,6 +30,7 @@ from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SWEEP_FLAGS = {"-m", "--multirun"}
+HELP_FLAGS = {"-h", "--help"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
 TORCHRUN_SETS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
@@ -40,11 +42,15 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
     check_processes(name, arguments)
-    if not any(argument.startswith("-") for argument in arguments):
-        try:
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    try:
+        if not flags:
             compose(name, arguments)
-        except UserError as error:
-            fail(error)
+        elif flags <= HELP_FLAGS:
+            print(help_text(name, [argument for argument in arguments if argument not in HELP_FLAGS]))
+            sys.exit(0)
+    except UserError as error:
+        fail(error)
     if any(argument.lower() == "dry_run=true" for argument in arguments):
         dry_run(name, arguments)
     if is_sweep(arguments):
@@ -164,11 +170,27 @@ def foreign_key(section: DictConfig, prefix: str = "") -> str | None:
 
 def compose(name: str, overrides: list[str]) -> Config:
     """The configuration of a command with the given overrides. Raises UserError, one line with the nearest known key."""
+    return typed(_composed(name, overrides))
+
+
+def _composed(name: str, overrides: list[str], with_hydra: bool = False) -> DictConfig:
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return typed(hydra.compose(name, overrides))
+            return hydra.compose(name, overrides, return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, overrides)) from None
+
+
+def help_text(name: str, overrides: list[str]) -> str:
+    """What ``--help`` prints: the command's own template, the presets, and every key with the value that ``overrides`` give it.
+
+    Hydra's own takes over a second, which goes into copies of its repository, one for every group of presets that it lists.
+    """
+    config = _composed(name, overrides, with_hydra=True)
+    groups = sorted(folder for folder in CONF.iterdir() if any(folder.glob("*.yaml")))
+    presets = [f"{group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}\n" for group in groups]
+    keys = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    return Template(config.hydra.help.template).substitute(APP_CONFIG_GROUPS="".join(presets), CONFIG=OmegaConf.to_yaml(keys))
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class EngineSearch:
             await process.end()
 
 
-def best_moves(printed: Iterable[str], board: chess.Board, lines: int) -> list[ScoredMove]:
+def best_moves(printed: Sequence[str], board: chess.Board, lines: int) -> list[ScoredMove]:
     """The best moves of a search, best first: ``lines`` of them, or as many as are legal; empty where the engine gave fewer.
 
     From the deepest iteration that scored so many moves: one that the node limit cut short has the later lines a ply shallower.

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chessrl.command import parse_settings
-from chessrl.config import Config, EngineConfig
+from chessrl.config import SPLITS, Config, EngineConfig
 from chessrl.engine import find_stockfish
 from chessrl.errors import UserError, make_folder
 from chessrl.lichess_api import GAMES_PER_REQUEST, LichessApi, fetch_games
@@ -24,7 +24,7 @@ from chessrl.puzzle_history import GameIds, SourceGame, find_games, with_histori
 from chessrl.puzzle_rows import PuzzleRows, puzzle_of_row, read_rows
 from chessrl.puzzle_settings import PuzzleSettings
 from chessrl.puzzle_splits import NO_POOL, POOL_OF_SLICE, POOLS, Registry, draw_splits, even_quotas, mirror_all, quotas
-from chessrl.puzzles import SPLITS, Puzzle, rating_bin, save_puzzles
+from chessrl.puzzles import Puzzle, rating_bin, save_puzzles
 from chessrl.sources import ReadReport
 
 _RECENT_SURPLUS = 2  # recent puzzles looked for in the export, for each that is wanted: the draw chooses among them

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from chessrl.config import SPLITS
 from chessrl.errors import UserError
 from chessrl.puzzle_filters import PuzzleFilters
 from chessrl.puzzle_splits import POOL_OF_SLICE
-from chessrl.puzzles import BINS, SPLITS
+from chessrl.puzzles import BINS
 
 ENGINE_CHECKS = ("off", "flag", "drop")
 LONGEST_LINE = 100  # moves; what Lichess's generator cannot exceed by far

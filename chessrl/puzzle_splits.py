@@ -11,8 +11,9 @@ import chess
 import numpy as np
 from tqdm import tqdm
 
+from chessrl.config import SLICES, SPLITS
 from chessrl.puzzle_rows import PuzzleRows
-from chessrl.puzzles import BINS, SLICES, SPLITS, Puzzle, rating_bin, solver_position_keys
+from chessrl.puzzles import BINS, Puzzle, rating_bin, solver_position_keys
 from chessrl.sources import ReadReport
 
 # A row belongs to one pool; each pool serves splits of its own, so that what a slice holds out no other split has.

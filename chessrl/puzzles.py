@@ -20,9 +20,6 @@ from chessrl.notation import BOS, THINK, line_tokens, snapshot_tokens
 from chessrl.position_keys import line_keys
 
 BINS = ("B0", "B1", "B2", "B3", "B4", "B5")
-SPLITS = ("sft", "rl", "validation", "test", "private")
-# Beside the test set: its colour-mirrored positions, themes held out of every other split, lines longer than any other's, games after the corpus
-SLICES = ("test_mirrored", "test_themes", "test_long", "test_recent")
 STATES = ("snapshot", "history")
 _HIGHEST_RATING = (800, 1200, 1600, 2000, 2400)  # of B0 to B4
 

@@ -18,7 +18,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from chessrl import corpus, endgame
-from chessrl.config import Config, WorldConfig
+from chessrl.config import SLICES, SPLITS, Config, WorldConfig
 from chessrl.corpus import Corpus
 from chessrl.decontamination import Decontamination
 from chessrl.errors import UserError, make_folder
@@ -30,7 +30,7 @@ from chessrl.pgn_blocks import GameFilters
 from chessrl.puzzle_build import account_lines, build_puzzles
 from chessrl.puzzle_settings import PuzzleSettings
 from chessrl.puzzle_splits import mirrored
-from chessrl.puzzles import SLICES, SPLITS, Puzzle, load_puzzles, save_puzzles
+from chessrl.puzzles import Puzzle, load_puzzles, save_puzzles
 from chessrl.run import digest
 from chessrl.sources import WHERE_TO_GET, file_record
 

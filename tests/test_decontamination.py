@@ -20,7 +20,7 @@ from analysis import report
 from analysis.read import read_runs
 from chessrl import corpus as corpus_module
 from chessrl import evaluate, runs, world
-from chessrl.config import LeakConfig
+from chessrl.config import SPLITS, LeakConfig
 from chessrl.corpus import Corpus, build_corpus, cut_ply, game_moves, is_validation, make_document
 from chessrl.decontamination import CLEAN, BlockedPositions, Decontamination, Verdict, hash_variants
 from chessrl.errors import UserError
@@ -32,7 +32,7 @@ from chessrl.pgn_extract import find_pgn_extract
 from chessrl.position_keys import line_keys
 from chessrl.puzzle_filters import PuzzleFilters
 from chessrl.puzzle_rows import read_lichess_csv
-from chessrl.puzzles import SPLITS, Puzzle
+from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport
 from tests import tiny
 

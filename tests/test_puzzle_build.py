@@ -16,13 +16,13 @@ import pytest
 
 from chessrl import lichess_api, puzzle_build, world
 from chessrl.command import run_command
-from chessrl.config import Config, WorldConfig
+from chessrl.config import SPLITS, Config, WorldConfig
 from chessrl.errors import UserError
 from chessrl.position_keys import position_key
 from chessrl.puzzle_build import build_puzzles
 from chessrl.puzzle_history import SourceGame
 from chessrl.puzzle_settings import PuzzleSettings
-from chessrl.puzzles import SPLITS, Puzzle, load_puzzles, solver_position_keys
+from chessrl.puzzles import Puzzle, load_puzzles, solver_position_keys
 from chessrl.sources import zstd
 from tests.lichess_rows import HEADER, positions, rook_rows, row, write
 from tests.test_engine import needs_stockfish
