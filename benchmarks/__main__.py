@@ -2,6 +2,9 @@
 
 ``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
 
+Run only when named, since they need data or minutes of their own: ``part=pgn games=FILE.pgn.zst [copies=4]``, ``part=mining known=FILE.csv.zst
+[first=200]``, ``part=traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512]``, ``part=analysis``.
+
 Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
 """
 
@@ -19,7 +22,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks import stages, tools
+from benchmarks import analysis, mining, pgn, stages, tools, traces
 from benchmarks.ceilings import ceilings
 from benchmarks.measure import Row, table
 from benchmarks.stages import Setting
@@ -40,26 +43,46 @@ PARTS: dict[str, Callable[[Setting], list[Row]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSettings:
-    """Keys of the command."""
+    """Keys of the command. ``part`` is by default all of ``PARTS``."""
 
     part: tuple[str, ...] = tuple(PARTS)
     rounds: int = 5
     new: int = 128  # tokens sampled after a prompt of 128
     peer_python: str = sys.executable  # an interpreter that has transformers and trl
     out: str = "outputs/benchmarks"
+    games: str = ""  # part pgn: .pgn or .pgn.zst
+    copies: int = 4  # part pgn: of the file, 1 to 17
+    known: str = ""  # part mining: a Lichess table with a PGN column
+    first: int = 200  # part mining: puzzles of the table
+    parent: str = ""  # part traces: a finished pretraining run
+    branching: str = "preset"  # part traces: or paper
+    proposal: str = "model"  # part traces: or uniform, engine
+    puzzles: int = 512  # part traces
+
+
+# These need files or many minutes of their own, so they run only when named.
+NAMED_PARTS: dict[str, Callable[[BenchmarkSettings], list[Row]]] = {
+    "pgn": lambda keys: pgn.ingestion(keys.games, keys.copies, keys.rounds),
+    "mining": lambda keys: mining.found_again(keys.known, keys.first, Path(keys.out) / "mining"),
+    "traces": lambda keys: traces.building(keys.parent, keys.branching, keys.proposal, keys.puzzles, keys.rounds),
+    "analysis": lambda keys: analysis.report(Path(keys.out) / "analysis", analysis.Size()),
+}
+NEEDED = {"pgn": "games", "mining": "known", "traces": "parent"}
 
 
 def main(arguments: list[str]) -> None:
     """Measure the parts and print their table."""
     settings = parse_settings(BenchmarkSettings, arguments)
-    if unknown := [part for part in settings.part if part not in PARTS]:
-        raise UserError(f"part={unknown[0]}: expected some of {', '.join(PARTS)}")
+    if unknown := [part for part in settings.part if part not in PARTS and part not in NAMED_PARTS]:
+        raise UserError(f"part={unknown[0]}: expected some of {', '.join((*PARTS, *NAMED_PARTS))}")
+    if lacking := [part for part in settings.part if part in NEEDED and not getattr(settings, NEEDED[part])]:
+        raise UserError(f"part={lacking[0]} needs a file or folder: give {NEEDED[lacking[0]]}=PATH")
     folder = make_folder(settings.out, "out")
     setting = Setting(settings.rounds, settings.new, settings.peer_python)
     described = machine()
     rows: list[Row] = []
     for part in tqdm(settings.part, unit="part"):
-        rows += PARTS[part](setting)
+        rows += PARTS[part](setting) if part in PARTS else NAMED_PARTS[part](settings)
         write(folder, "benchmarks", described | {"load_after": load()}, rows)
     print((folder / "benchmarks.md").read_text())
 

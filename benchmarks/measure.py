@@ -145,6 +145,11 @@ def _ratio(own: Sequence[float], rates: Sequence[Sequence[float]], contenders: S
     return min((median(mine / other for mine, other in zip(own, theirs)) for theirs in peers), default=None)
 
 
+def figure(part: str, name: str, unit: str, value: float) -> Row:
+    """A row of one value that is no rate, measured once."""
+    return Row(part, name, unit, value, value, value, value)
+
+
 def table(rows: Iterable[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [

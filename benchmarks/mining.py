@@ -1,14 +1,11 @@
 """How many known Lichess puzzles mining finds again in their own games, and whether its difficulty follows their ratings.
 
-``python -m benchmarks.mining puzzles=FILE.csv.zst out=FOLDER [first=200 workers=2 ...]``: the table needs a ``PGN`` column with the game up to the
-position before the puzzle. Each game is that, the error and the solution; keys of ``python -m chessrl.mining`` are passed on. A puzzle counts as
-found again where mining asks the same position and its first solver move is the same.
+The table of puzzles needs a ``PGN`` column with the game up to the position before the puzzle. Each game is that, the error and the solution. A
+puzzle counts as found again where mining asks the same position and its first solver move is the same.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import chess
 import pandas as pd
 from scipy.stats import spearmanr
 
-from chessrl.command import parse_settings, run_command
+from benchmarks.measure import Row, children_processor_s, figure
 from chessrl.errors import UserError, make_folder
 from chessrl.mining import MiningSettings, mine
 from chessrl.puzzle_filters import PuzzleFilters
@@ -49,29 +46,29 @@ def compare(known: Iterable[Puzzle], mined: Iterable[Puzzle]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["rating", "bin", "position", "found_again", "same_line", "nodes"])
 
 
-def main(arguments: list[str]) -> None:
-    """Mine the games and print the table by bin, the account and the rate in processor time of the engines."""
-    own = {key: value for key, _, value in (word.partition("=") for word in arguments) if key in ("puzzles", "out", "first")}
-    known = read_lichess_csv(own["puzzles"], PuzzleFilters(), ReadReport())[: int(own.get("first", 0)) or None]
+def found_again(table: str, first: int, out: Path) -> list[Row]:
+    """Mine the games of the first puzzles of a Lichess table by the default rules into ``out``, which also gets ``found_again.csv``.
+
+    Raises UserError for a puzzle without its game.
+    """
+    known = read_lichess_csv(table, PuzzleFilters(), ReadReport())[:first]
     if not all(puzzle.history for puzzle in known):
-        raise UserError(f"{own['puzzles']}: needs a PGN column that leads to each puzzle")
-    games = make_folder(own["out"], "out") / "games.pgn"
+        raise UserError(f"{table}: needs a PGN column that leads to each puzzle")
+    games = make_folder(out, "out") / "games.pgn"
     write_games(known, games)
-    passed_on = [word for word in arguments if word.partition("=")[0] not in own]
-    mined = mine(parse_settings(MiningSettings, [f"sources={games}", f"out={own['out']}", "exclude_time_classes=", *passed_on]))
-    table = compare(known, mined.puzzles)
-    table.to_csv(Path(own["out"]) / "found_again.csv", index=False)
-    columns = {name: (name, "sum") for name in ("position", "found_again", "same_line")}
-    print(table.groupby("bin").agg(known=("rating", "size"), **columns, median_nodes=("nodes", "median")).to_string())
-    print(f"positions {mined.account['searched_positions']:,}; suspect moves {mined.account['suspect_moves']}")
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the engines: all are reaped by now; other processes of the machine do not count
-    minutes = (used.ru_utime + used.ru_stime) / 60
-    rho = spearmanr(table["rating"], table["nodes"], nan_policy="omit").statistic
-    print(
-        f"found again {table['found_again'].sum()} of {len(table)}; puzzles in all {len(mined.puzzles)}; rating and nodes: Spearman {rho:.2f}; "
-        f"{minutes:.1f} engine-minutes of processor time, {len(mined.puzzles) / minutes:.1f} puzzles a minute (unless results were there before)"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+    before = children_processor_s()
+    mined = mine(MiningSettings(sources=(str(games),), out=str(out), exclude_time_classes=()))
+    minutes = (children_processor_s() - before) / 60  # of the engines, which have all ended; nearly none where results were there before
+    compared = compare(known, mined.puzzles)
+    compared.to_csv(out / "found_again.csv", index=False)
+    part = f"mining, {len(known)} games"
+    rows = [
+        figure(part, "puzzles per engine-minute", "", len(mined.puzzles) / minutes),
+        figure(part, "puzzles in all", "", len(mined.puzzles)),
+        figure(part, "found again", f"of {len(known)}", compared["found_again"].sum().item()),
+        figure(part, "found again with the same line", f"of {len(known)}", compared["same_line"].sum().item()),
+    ]
+    for name, group in compared.groupby("bin"):
+        rows.append(figure(part, f"found again, {name}", f"of {len(group)}", group["found_again"].sum().item()))
+    rho = spearmanr(compared["rating"], compared["nodes"], nan_policy="omit").statistic
+    return [*rows, figure(part, "rating and nodes, Spearman", "", float(rho))]

@@ -1,9 +1,7 @@
 """PGN to token shards: how fast, against pgn-extract alone on the same core, and how much memory.
 
-``python benchmarks/pgn.py file=games.pgn.zst [copies=4] [rounds=3] [core=0]``
-
 pgn-extract alone (``-Wxolalg --hashcomments``) and ours (one worker, history state, every position looked up among the packaged puzzles' hashes)
-take turns on one core: A B A B. Then one worker against two on all cores, and memory on one copy of the file against all. Further copies
+take turns on one core. Then snapshots, one worker and two on all cores, and memory on one copy of the file against all. Further copies
 begin with four moves of knights there and back, other ones in each, so that no game is a duplicate.
 """
 
@@ -11,17 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from statistics import median
 
-from chessrl.command import parse_settings, run_command
+from benchmarks.measure import Contender, Lap, Row, compare, figure, timed_children
 from chessrl.errors import UserError
 from chessrl.pgn_extract import find_pgn_extract
 from chessrl.sources import zstd
@@ -41,56 +35,45 @@ if __name__ == "__main__":
     settings = IngestSettings(state, 1024, 0, 0.02, 1 << 26, filters)
     decontamination = Decontamination(load_puzzles(endgame.PACK / endgame.PUZZLES_FILE), LeakConfig())
     cpu, wall = time.process_time(), time.perf_counter()
-    manifest = ingest([file], out, settings, decontamination=decontamination, workers=int(workers))
+    ingest([file], out, settings, decontamination=decontamination, workers=int(workers))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(json.dumps({"wall_s": wall, "cpu_s": cpu + children.ru_utime + children.ru_stime, "games": manifest["games"]["read"],
-                      "kept": manifest["games"]["kept"], "own_mb": own.ru_maxrss / 1024}))
+    print(json.dumps({"wall_s": wall, "cpu_s": cpu + children.ru_utime + children.ru_stime, "own_mb": own.ru_maxrss / 1024}))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkSettings:
-    """Keys of the command."""
-
-    file: str  # .pgn or .pgn.zst
-    copies: int = 4  # 1 to 17
-    rounds: int = 3
-    core: int = 0  # that both are pinned to
-
-
-def main(arguments: list[str]) -> None:
-    """Run all, and print one line for each figure."""
-    settings = parse_settings(BenchmarkSettings, arguments)
+def ingestion(file: str, copies: int, rounds: int) -> list[Row]:
+    """Games per second of ``file`` (.pgn or .pgn.zst) in ``copies`` (1 to 17), and peak memory. Raises UserError without pgn-extract."""
     program = find_pgn_extract()
     if program is None:
         raise UserError("pgn-extract is not installed (Debian and Ubuntu: apt install pgn-extract): there is nothing to compare with")
+    part, everywhere = f"PGN to shards, {copies} copies", os.sched_getaffinity(0)
+    pinned = {min(everywhere)}
     with tempfile.TemporaryDirectory() as folder:
         one, many = Path(folder, "one.pgn"), Path(folder, "many.pgn")
-        copies = _copies(Path(settings.file), settings.copies)
-        one.write_bytes(copies[0])
-        many.write_bytes(b"".join(copies))
-        print(f"{many.stat().st_size / 1e6:.1f} MB of text, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-        pinned = {settings.core}
-        alone, ours = [], []
-        for _ in range(settings.rounds):
-            alone.append(_alone(program, many, pinned))
-            ours.append(_ours(many, "history", 1, pinned))
-        games = ours[0]["games"]
-        for name, runs in (("pgn-extract alone", alone), ("ours, 1 worker, history state", ours)):
-            print(f"{name}: {games / median(run['cpu_s'] for run in runs):,.0f} games per CPU second; wall {_walls(runs)}")
-        for key in ("cpu_s", "wall_s"):
-            ratios = [theirs[key] / own[key] for theirs, own in zip(alone, ours)]
-            print(f"ours / pgn-extract alone by {key}: {median(ratios):.2f} (of {games:,} games; rounds {', '.join(f'{r:.2f}' for r in ratios)})")
-        snapshot = _ours(many, "snapshot", 1, pinned)
-        print(f"ours, 1 worker, snapshot state: {games / snapshot['cpu_s']:,.0f} games per CPU second", flush=True)
-        everywhere = os.sched_getaffinity(0)
-        by_workers = {workers: [_ours(many, "history", workers, everywhere) for _ in range(settings.rounds)] for workers in (1, 2)}
-        for workers, runs in by_workers.items():
-            print(f"ours, {workers} workers on {len(everywhere)} cores: wall {_walls(runs)}")
-        small = _ours(one, "history", 1, pinned)
-        for name, run in (("1 copy", small), (f"{settings.copies} copies", ours[0])):
-            print(f"peak memory on {name}: {run['own_mb']:.0f} MB (pgn-extract apart)")
+        texts = _copies(Path(file), copies)
+        one.write_bytes(texts[0])
+        many.write_bytes(b"".join(texts))
+        games = sum(text.count(b"[Event ") for text in texts)
+        peaks: list[float] = []
+
+        def ours(state: str, workers: int, cores: set[int]) -> Lap:
+            lap, peak = _ours(many, state, workers, cores)
+            peaks.append(peak)
+            return lap
+
+        against = [
+            Contender("ours, 1 worker, history", games, lambda: ours("history", 1, pinned)),
+            Contender("pgn-extract alone", games, lambda: _alone(program, many, pinned), ours=False),
+        ]
+        alone = [
+            Contender("ours, 1 worker, snapshot", games, lambda: ours("snapshot", 1, pinned)),
+            *(Contender(f"ours, {count} workers, all cores", games, lambda count=count: ours("history", count, everywhere)) for count in (1, 2)),
+        ]
+        rows = compare(part, "games/s", "0.6", against, rounds)
+        memory = {"1 copy": _ours(one, "history", 1, pinned)[1], f"{copies} copies": peaks[0]}
+        rows += compare(part, "games/s", "", alone, rounds)
+    return [*rows, *(figure(part, f"peak memory, {name}", "MB", peak) for name, peak in memory.items())]
 
 
 def _copies(path: Path, count: int) -> list[bytes]:
@@ -106,17 +89,14 @@ def _copies(path: Path, count: int) -> list[bytes]:
     return copies
 
 
-def _alone(program: str, file: Path, cores: set[int]) -> dict[str, float]:
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+def _alone(program: str, file: Path, cores: set[int]) -> Lap:
     command = [program, "-s", "-Wxolalg", "--hashcomments", str(file)]
-    subprocess.run(
-        command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-    )
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"wall_s": wall, "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return timed_children(lambda: subprocess.run(command, check=True, preexec_fn=lambda: os.sched_setaffinity(0, cores), **quiet))
 
 
-def _ours(file: Path, state: str, workers: int, cores: set[int]) -> dict[str, float]:
+def _ours(file: Path, state: str, workers: int, cores: set[int]) -> tuple[Lap, float]:
+    """What ingestion alone took, without the imports, and the peak memory of the process in MB (pgn-extract apart)."""
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         script = Path(folder, "ours.py")  # a file: worker processes import it again
         script.write_text(_OURS)
@@ -128,12 +108,5 @@ def _ours(file: Path, state: str, workers: int, cores: set[int]) -> dict[str, fl
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
-    return json.loads(done.stdout)
-
-
-def _walls(runs: list[dict[str, float]]) -> str:
-    return ", ".join(f"{run['wall_s']:.1f}" for run in runs) + f" s, median {median(run['wall_s'] for run in runs):.1f} s"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+    measured = json.loads(done.stdout)
+    return Lap(measured["wall_s"], measured["cpu_s"]), measured["own_mb"]

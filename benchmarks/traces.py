@@ -1,27 +1,20 @@
-"""How many puzzles a second get their traces, and where the time goes.
-
-    python -m benchmarks.traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512] [repeats=3]
-
-``parent`` is a finished pretraining run. The best of ``repeats`` counts. Wall time says little where other processes share the cores: the rate per
-second of processor time is printed beside it (of this process: an engine's own processes are not in it).
-"""
+"""How many puzzles a second get their traces, and where the time goes. Processor time is this process's: an engine's is not in it."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.measure import Contender, Lap, Row, compare, figure, timed
 from chessrl import world
 from chessrl.checkpoint import load_model
-from chessrl.command import parse_settings, run_command
 from chessrl.config import TraceConfig
 from chessrl.engine import Engine
 from chessrl.errors import UserError
@@ -33,6 +26,7 @@ from sft import arms, proposals, traces
 from sft.proposals import EngineProposal, ModelProposal, UniformProposal
 from sft.traces import Proposal, TraceReport, build_trees
 
+SEED = 0
 PAPER = {
     "candidates": 8, "continuations_mean": 8.0, "continuations_sigma": 0.2, "continuations_min": 2, "continuations_max": 10,
     "length_mean": 5.0, "length_sigma": 0.4, "length_min": 1, "length_max": 20,
@@ -50,20 +44,8 @@ PARTS = (  # what is timed: module, function, and what it does
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkSettings:
-    """Keys of the command."""
-
-    parent: str
-    branching: str = "preset"
-    proposal: str = "model"
-    puzzles: int = 512
-    repeats: int = 3
-    seed: int = 0
-
-
 @contextmanager
-def timed(seconds: dict[str, float]) -> Iterator[None]:
+def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
     """Add the time spent in each of PARTS to ``seconds``."""
     originals = [(module, name, getattr(module, name), label) for module, name, label in PARTS]
 
@@ -86,56 +68,45 @@ def timed(seconds: dict[str, float]) -> Iterator[None]:
             setattr(module, name, function)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One building of traces: seconds by the clock, of processor time, and by part; the report, and the tokens of the traces."""
+def building(parent: str, branching: str, source: str, count: int, rounds: int) -> list[Row]:
+    """Build the traces of ``count`` puzzles ``rounds`` times, from proposals to tokens, with a finished pretraining run as ``parent``.
 
-    wall_s: float
-    processor_s: float
-    part_s: dict[str, float]
-    report: TraceReport
-    tokens: int
-
-
-def build_once(proposal: Proposal, puzzles: list[Puzzle], config: TraceConfig, seed: int) -> Measured:
-    """Build the traces of ``puzzles`` once, from proposals to tokens."""
-    seconds: dict[str, float] = defaultdict(float)
-    report = TraceReport()
-    start, processor_start = time.perf_counter(), time.process_time()
-    with timed(seconds):
-        trees = build_trees(proposal, puzzles, config, seed=seed, report=report, done=lambda count: None)
-        texts = arms.trace_texts(puzzles, trees, config, seed, lambda boards: {}, None, report.counts)
-    wall, processor = time.perf_counter() - start, time.process_time() - processor_start
-    seconds["the rest"] = wall - sum(seconds.values())
-    return Measured(wall, processor, seconds, report, sum(map(len, texts)))
-
-
-def main(arguments: list[str]) -> None:
-    settings = parse_settings(BenchmarkSettings, arguments)
-    if settings.branching not in ("preset", "paper") or settings.proposal not in ("model", "uniform", "engine"):
-        raise UserError(f"branching={settings.branching} proposal={settings.proposal}: expected preset or paper, and model, uniform or engine")
-    state = read_summary(Path(settings.parent))["world"]["state"]
+    ``branching`` is preset or paper, ``source`` of the lines model, uniform or engine. Raises UserError for others.
+    """
+    if branching not in ("preset", "paper") or source not in ("model", "uniform", "engine"):
+        raise UserError(f"branching={branching} proposal={source}: expected preset or paper, and model, uniform or engine")
+    state = read_summary(Path(parent))["world"]["state"]
     composed = compose("sft", [f"world.state={state}"])
-    config = replace(composed.sft.trace, proposal=settings.proposal, **(PAPER if settings.branching == "paper" else {}))
-    puzzles = world.puzzles_of_split(composed, "sft")[: settings.puzzles]
-    with Engine(engine_settings(composed.engine)) if settings.proposal == "engine" else nullcontext() as engine:
-        if settings.proposal == "engine":
+    config = replace(composed.sft.trace, proposal=source, **(PAPER if branching == "paper" else {}))
+    puzzles = world.puzzles_of_split(composed, "sft")[:count]
+    part, seconds = f"traces, {source}, {branching} branching", defaultdict(float)
+    with Engine(engine_settings(composed.engine)) if source == "engine" else nullcontext() as engine:
+        if source == "engine":
             proposal: Proposal = EngineProposal(engine, config)
-        elif settings.proposal == "uniform":
-            proposal = UniformProposal(config, settings.seed)
+        elif source == "uniform":
+            proposal = UniformProposal(config, SEED)
         else:
-            model = load_model(Path(settings.parent) / "model", precision="fp32", device=torch.device("cpu"))
-            proposal = ModelProposal(model, config, state, settings.seed)
-        runs = [build_once(proposal, puzzles, config, settings.seed) for _ in range(settings.repeats)]
-    best = min(runs, key=lambda run: run.processor_s)
-    count, report = len(puzzles), best.report
-    print(f"{settings.proposal}, {settings.branching} branching, {torch.get_num_threads()} threads")
-    print(f"{count / best.wall_s:.1f} puzzles/s by the clock, {count / best.processor_s:.1f} per second of processor time")
-    print(f"a trace: {report.counts['lines'] / count:.1f} lines, {best.tokens / count:.0f} tokens")
-    print(f"all: {report.sampled_tokens:,} tokens sampled, {report.prompt_tokens:,} read")
-    for label, spent in sorted(best.part_s.items(), key=lambda item: -item[1]):
-        print(f"{spent / best.wall_s:6.1%}  {label}")
+            model = load_model(Path(parent) / "model", precision="fp32", device=torch.device("cpu"))
+            proposal = ModelProposal(model, config, state, SEED)
+        reports, lengths, laps = [], [], []
+
+        def lap() -> Lap:
+            report = TraceReport()
+            with timed_parts(seconds):
+                measured = timed(lambda: lengths.append(_build(proposal, puzzles, config, report)))
+            reports.append(report)
+            laps.append(measured)
+            return measured
+
+        rows = compare(part, "puzzles/s", "", [Contender("ours", len(puzzles), lap)], rounds)
+    rows.append(figure(part, "lines of a trace", "", reports[0].counts["lines"] / len(puzzles)))
+    rows.append(figure(part, "tokens of a trace", "", lengths[0] / len(puzzles)))
+    wall = sum(measured.wall_s for measured in laps)
+    shares = {**seconds, "the rest": wall - sum(seconds.values())}
+    return rows + [figure(part, label, "of the time", spent / wall) for label, spent in sorted(shares.items(), key=lambda item: -item[1])]
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+def _build(proposal: Proposal, puzzles: list[Puzzle], config: TraceConfig, report: TraceReport) -> int:
+    """Tokens of the traces of ``puzzles``."""
+    trees = build_trees(proposal, puzzles, config, seed=SEED, report=report, done=lambda count: None)
+    return sum(map(len, arms.trace_texts(puzzles, trees, config, SEED, lambda boards: {}, None, report.counts)))

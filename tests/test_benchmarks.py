@@ -65,8 +65,14 @@ def test_a_part_alone_gives_its_table_and_its_record(tmp_path, capsys):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(UserError, match="part=pretraining: expected some of ceilings, pretrain"):
+    with pytest.raises(UserError, match="part=pretraining: expected some of ceilings, pretrain.* pgn, mining"):
         main(["part=pretraining"])
+
+
+def test_a_part_that_needs_data_names_its_key_before_any_other_runs(tmp_path):
+    with pytest.raises(UserError, match="part=traces needs a file or folder: give parent=PATH"):
+        main(["part=ceilings,traces", f"out={tmp_path / 'new'}"])
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_gpu_command_runs_on_a_cpu_in_small(tmp_path):
