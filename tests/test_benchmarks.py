@@ -65,7 +65,7 @@ def test_a_part_alone_gives_its_table_and_its_record(tmp_path, capsys):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(UserError, match="part=pretraining: expected some of ceilings, pretrain.* pgn, mining"):
+    with pytest.raises(UserError, match=r"part=pretraining: expected some of ceilings, pretrain.* pgn, mining"):
         main(["part=pretraining"])
 
 
