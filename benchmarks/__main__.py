@@ -3,6 +3,7 @@
 ``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
 
 Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
+``part=growth`` measures how costs grow (``benchmarks/growth.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from benchmarks import stages, tools
 from benchmarks.ceilings import ceilings
+from benchmarks.growth import growth
 from benchmarks.measure import Row, table
 from benchmarks.stages import Setting
 from chessrl.command import parse_settings, run_command
@@ -36,6 +38,7 @@ PARTS: dict[str, Callable[[Setting], list[Row]]] = {
     "cache": tools.cache,
     "startup": tools.startup,
 }
+GROWTH = "growth"  # asked for by name alone: it compares nothing, and has a figure and tables of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ class BenchmarkSettings:
 def main(arguments: list[str]) -> None:
     """Measure the parts and print their table."""
     settings = parse_settings(BenchmarkSettings, arguments)
-    if unknown := [part for part in settings.part if part not in PARTS]:
-        raise UserError(f"part={unknown[0]}: expected some of {', '.join(PARTS)}")
+    if unknown := [part for part in settings.part if part not in (*PARTS, GROWTH)]:
+        raise UserError(f"part={unknown[0]}: expected some of {', '.join((*PARTS, GROWTH))}")
     folder = make_folder(settings.out, "out")
     setting = Setting(settings.rounds, settings.new, settings.peer_python)
     described = machine()
     rows: list[Row] = []
     for part in tqdm(settings.part, unit="part"):
-        rows += PARTS[part](setting)
+        rows += growth(folder) if part == GROWTH else PARTS[part](setting)
         write(folder, "benchmarks", described | {"load_after": load()}, rows)
     print((folder / "benchmarks.md").read_text())
 
