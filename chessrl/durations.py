@@ -14,12 +14,12 @@ from chessrl.config import Config
 from chessrl.rates import Rates, Work
 from chessrl.sampler import COMPACT_SHARE
 
-# Shares and seconds measured on two cores (AMD EPYC, Zen 4), which are no model's work; what rests on them is a small part of a run.
+# What is no model's work: rough shares and seconds from runs on two cores (AMD EPYC, Zen 4); the engine's and the report's are assumed.
 COMMAND_S = 4.0  # of every command: imports, data read, folders written
 GAMES_PER_S = 1500  # games to tokens, on all cores
 PUZZLE_S = 1.2e-3  # of a traced puzzle beside sampling: its lines read, merged and written
 EPISODE_S = 6e-5  # of an evaluated episode beside sampling: its row of the table, its share of the bootstrap
-ENGINE_S = 0.1  # of a position whose moves an engine judges, one after another
+ENGINE_S = 0.05  # of a position whose moves engines judge: a tenth of a second each, two at a time
 REPORT_S = 10.0
 ENGINE_PUZZLES = 200  # chessrl.pipeline's
 WRITTEN = 0.78  # of an example's tokens after its prompt an episode writes so many: most end at their first wrong move (23 of 29 measured)
