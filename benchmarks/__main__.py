@@ -3,7 +3,8 @@
 ``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
 
 Run only when named, since they need data or minutes of their own: ``part=pgn games=FILE.pgn.zst [copies=4]``, ``part=mining known=FILE.csv.zst
-[first=200]``, ``part=traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512]``, ``part=analysis``.
+[first=200]``, ``part=traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512]``, ``part=analysis``,
+``part=growth`` (how costs grow, with a figure).
 
 Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
 """
@@ -24,6 +25,7 @@ from tqdm import tqdm
 
 from benchmarks import analysis, mining, pgn, stages, tools, traces
 from benchmarks.ceilings import ceilings
+from benchmarks.growth import growth
 from benchmarks.measure import Row, table
 from benchmarks.stages import Setting
 from chessrl.command import parse_settings, run_command
@@ -66,6 +68,7 @@ NAMED_PARTS: dict[str, Callable[[BenchmarkSettings], list[Row]]] = {
     "mining": lambda keys: mining.found_again(keys.known, keys.first, Path(keys.out) / "mining"),
     "traces": lambda keys: traces.building(keys.parent, keys.branching, keys.proposal, keys.puzzles, keys.rounds),
     "analysis": lambda keys: analysis.report(Path(keys.out) / "analysis", analysis.Size()),
+    "growth": lambda keys: growth(Path(keys.out)),
 }
 NEEDED = {"pgn": "games", "mining": "known", "traces": "parent"}
 

@@ -1,7 +1,8 @@
-"""``dry_run=true``: what a command, or every job of its sweep, would cost in FLOPs, tokens and estimated GPU-hours. Nothing is started.
+"""``dry_run=true``: what a command, or every job of its sweep, would cost in FLOPs, tokens, time here and estimated GPU-hours. Nothing is started.
 
 FLOPs are exact for pretraining (6NT). Fine-tuning and RL rest on the expected length of a sequence, which is printed: the parent's measured
-one where ``parent`` is given, ``budget.rollout_tokens``, or a guess from the config.
+one where ``parent`` is given, ``budget.rollout_tokens``, or a guess from the config. Time on a CPU rests on steps that are timed for some seconds
+(``chessrl.rates``); GPU-hours rest on rates that the config assumes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import hydra
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,9 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_step_sequences, rl_steps
 from chessrl.config import TABULAR, BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
+from chessrl.durations import evaluations_s, fine_tuning_puzzles, fine_tuning_s, pretraining_s, reinforcement_s, work_of
 from chessrl.errors import UserError
 from chessrl.model import Cost
-from chessrl.run import digest, read_summary
+from chessrl.rates import LARGEST, Rates, measurable, rates
+from chessrl.run import digest, read_summary, resolve_device
 
 COMMANDS = {"pretrain": ["pretrain"], "sft": ["sft"], "rl": ["rl"]}  # what each trains; the pipeline: pipeline.stages
 
@@ -36,6 +40,7 @@ class StageCost:
     tokens: int
     flops: float
     gpu_hours: float
+    here_s: float | None = None  # on this machine's CPU, where that was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class JobCost:
     stages: dict[str, StageCost]
     parameters: int = 0  # N, without embeddings
     sequence_tokens: int = 0
+    further_s: float = 0.0  # the pipeline's evaluations and report
+    busy: bool = False  # other work shared the cores while the rates for time here were measured
     refused: str | None = None
 
 
@@ -116,32 +123,42 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
             check_pipeline(config)
         elif command == "pretrain":
             resolve_pretraining(config)
-        costs = {stage: STAGE_COSTS[stage](config, sequence) for stage in stages}
+        here = rates_here(config, sequence)
+        costs = {stage: STAGE_COSTS[stage](config, sequence, here) for stage in stages}
     except UserError as error:
         return JobCost(label, {}, refused=str(error))
-    return JobCost(label, costs, Cost.of(config.model).parameters_without_embeddings, sequence)
+    further = evaluations_s(config, here, sequence) if here and command == "chessrl" else 0.0
+    return JobCost(label, costs, Cost.of(config.model).parameters_without_embeddings, sequence, further, here is not None and here.busy)
 
 
-def _pretraining(config: Config, sequence: int) -> StageCost:
-    settings = config.pretrain
-    flops = Cost.of(config.model).training_flops(settings.tokens)
-    return StageCost(_key(config, "pretrain"), -(-settings.tokens // settings.batch_tokens), settings.tokens, flops, _training_hours(config, flops))
+def rates_here(config: Config, sequence: int) -> Rates | None:
+    """What this machine's CPU was measured to do with the job's model and lengths; None on a GPU and for a model too large to be timed briefly."""
+    if not measurable(config.model, resolve_device(config.run.device)):
+        return None
+    return rates(work_of(config, sequence, config.run.threads or torch.get_num_threads()), config.outputs)
 
 
-def _fine_tuning(config: Config, sequence: int) -> StageCost:
-    settings, available = config.sft, len(config.sft.puzzles) or config.world.sft_puzzles
-    puzzles = min(settings.max_puzzles or available, available)
-    tokens = settings.tokens or puzzles * settings.epochs * sequence
-    flops = Cost.of(config.model).training_flops(tokens)
-    return StageCost(_key(config, "pretrain", "sft"), -(-tokens // settings.batch_tokens), tokens, flops, _training_hours(config, flops))
+def _pretraining(config: Config, sequence: int, here: Rates | None) -> StageCost:
+    tokens = config.pretrain.tokens
+    steps, flops = -(-tokens // config.pretrain.batch_tokens), Cost.of(config.model).training_flops(tokens)
+    seconds = pretraining_s(config, here, steps, tokens) if here else None
+    return StageCost(_key(config, "pretrain"), steps, tokens, flops, _training_hours(config, flops), seconds)
 
 
-def _reinforcement(config: Config, sequence: int) -> StageCost:
+def _fine_tuning(config: Config, sequence: int, here: Rates | None) -> StageCost:
+    tokens = config.sft.tokens or fine_tuning_puzzles(config) * config.sft.epochs * sequence
+    steps, flops = -(-tokens // config.sft.batch_tokens), Cost.of(config.model).training_flops(tokens)
+    seconds = fine_tuning_s(config, here, steps, tokens, sequence) if here else None
+    return StageCost(_key(config, "pretrain", "sft"), steps, tokens, flops, _training_hours(config, flops), seconds)
+
+
+def _reinforcement(config: Config, sequence: int, here: Rates | None) -> StageCost:
     steps = rl_steps(config, sequence)
     flops = steps * rl_step_flops(config, sequence)
     tokens = steps * rl_step_sequences(config) * sequence
     key = _key(config, "pretrain", "sft", "rl", "algorithm", "reward", "budget")
-    return StageCost(key, steps, tokens, flops, flops / config.budget.rl_flops_per_s / 3600)
+    seconds = reinforcement_s(config, here, steps, sequence) if here else None
+    return StageCost(key, steps, tokens, flops, flops / config.budget.rl_flops_per_s / 3600, seconds)
 
 
 STAGE_COSTS = {"pretrain": _pretraining, "sft": _fine_tuning, "rl": _reinforcement}
@@ -165,7 +182,7 @@ def table(jobs: Sequence[JobCost]) -> list[str]:
             continue
         parts = "; ".join(f"{name} {_cost(cost)}" for name, cost in job.stages.items())
         hours = sum(cost.gpu_hours for cost in job.stages.values())
-        lines.append(f"{job.label:{wide}}  N={job.parameters:,}  {parts}; {hours:.3g} GPU-hours")
+        lines.append(f"{job.label:{wide}}  N={job.parameters:,}  {parts}; {hours:.3g} GPU-hours{_here(job)}")
     possible = [job for job in jobs if job.refused is None]
     for stage in dict.fromkeys(stage for job in possible for stage in job.stages):
         runs = {job.stages[stage].key: job.stages[stage] for job in possible}
@@ -176,16 +193,44 @@ def table(jobs: Sequence[JobCost]) -> list[str]:
         f"in all: {len(possible)} of {len(jobs)} jobs can be carried out, {sum(cost.flops for cost in distinct.values()):.4g} FLOPs, "
         f"{sum(cost.gpu_hours for cost in distinct.values()):,.4g} GPU-hours"
     )
+    if possible:
+        lines.append(_all_here(possible, list(distinct.values())))
     if lengths := sorted({job.sequence_tokens for job in possible}):
         lines.append(
             f"expected: {' to '.join(f'{length:,}' for length in dict.fromkeys((lengths[0], lengths[-1])))} tokens a fine-tuning example or "
-            "rollout (budget.rollout_tokens sets it); GPU-hours at budget.training_flops_per_s and budget.rl_flops_per_s"
+            "rollout (budget.rollout_tokens sets it); GPU-hours at budget.training_flops_per_s and budget.rl_flops_per_s, which are assumed"
         )
     return lines
 
 
 def _cost(cost: StageCost) -> str:
-    return f"{cost.tokens:,} tokens in {cost.steps:,} steps, {cost.flops:.3g} FLOPs"
+    here = "" if cost.here_s is None else f", {_time(cost.here_s)}"
+    return f"{cost.tokens:,} tokens in {cost.steps:,} steps, {cost.flops:.3g} FLOPs{here}"
+
+
+def _here(job: JobCost) -> str:
+    seconds = [cost.here_s for cost in job.stages.values() if cost.here_s is not None]
+    if not seconds:
+        return ""
+    evaluations = f" with {_time(job.further_s)} of evaluations" if job.further_s else ""
+    return f", or {_time(sum(seconds) + job.further_s)} here{evaluations}"
+
+
+def _all_here(possible: Sequence[JobCost], distinct: Sequence[StageCost]) -> str:
+    """The time of all on this machine, one after another, and what it rests on."""
+    if unmeasured := sum(cost.here_s is None for cost in distinct):
+        return f"no time on this machine for {unmeasured} runs: it is measured on a CPU, for models of up to {LARGEST:,} parameters"
+    total = sum(cost.here_s or 0.0 for cost in distinct) + sum(job.further_s for job in possible)
+    busy = "; other work shares its cores: an idle one is faster, so ask again then" if any(job.busy for job in possible) else ""
+    return f"on this machine: {_time(total)}, one after another, from steps timed on this CPU{busy}"
+
+
+def _time(seconds: float) -> str:
+    """``3 min 58 s``, ``5.2 h``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 100 else f"{seconds / 3600:,.1f} h"
 
 
 def sweep_params(command: str, arguments: Sequence[str], conf: Path) -> dict[str, str]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from chessrl import world
+from chessrl import durations, rates, world
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, resolve_rl, rl_passes, rl_step_flops, scale_rate
-from chessrl.config import AlgorithmConfig, Config, OptimizerConfig, PretrainConfig, RlConfig
+from chessrl.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig, PretrainConfig, RlConfig
 from chessrl.errors import UserError
 from chessrl.launch import compose, launch
 from chessrl.learning_rates import best_rate, fit_rule, main, read_losses
 from chessrl.model import Cost
 from chessrl.pipeline import run_pipeline
+from chessrl.rates import Rates
 from chessrl.run import Run, identity_of
 from tests import tiny
 
@@ -241,10 +243,15 @@ def test_the_rule_is_fitted_to_the_runs_of_its_experiment(tiny_runs, tmp_path, c
 # ---- dry run --------------------------------------------------------------------------------------------------------------------------------
 
 
+# A machine that trains 1,000 tokens/s; the optimiser, scoring and decoding cost next to nothing. Measured beside other work, so not kept.
+SLOW = Rates(1e-3, 1e-9, 1e-3, 1e-9, 1e-9, 0.0, (1e-9,) * len(rates.BATCHES), load=2.0)
+
+
 def dry_run(monkeypatch: pytest.MonkeyPatch, command: str, *arguments: str) -> int:
     def work(config: Config) -> int:
         raise AssertionError("work was begun")
 
+    monkeypatch.setattr(rates, "measure", lambda work: SLOW)
     monkeypatch.setattr(sys, "argv", [command, *arguments, "dry_run=true"])
     with pytest.raises(SystemExit) as exit_:
         launch(command, work)
@@ -276,8 +283,8 @@ def test_shared_ancestors_of_a_sweep_are_counted_once(monkeypatch, capsys):
 def test_the_papers_grid_prints_its_cost(monkeypatch, capsys):
     assert dry_run(monkeypatch, "chessrl", "-m", "experiment=shen2026", "model=5m,1b", "budget.alpha=0.2") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 11 + 5
-    assert re.match("model=5m budget.flops=6.5e\\+15 +N=5,116,672  pretrain 42,345,233 tokens in 81 steps, 1.3e\\+15 FLOPs; sft ", lines[0])
+    assert len(lines) == 2 * 11 + 6
+    assert re.match("model=5m budget.flops=6.5e\\+15 +N=5,116,672  pretrain 42,345,233 tokens in 81 steps, 1.3e\\+15 FLOPs, 11.8 h; sft ", lines[0])
     refused = [line for line in lines if "refused: " in line]
     assert refused and all("less than" in line or "more than the 54,000,000,000 tokens" in line for line in refused)
     assert any(f"in all: {22 - len(refused)} of 22 jobs can be carried out" in line for line in lines)
@@ -316,3 +323,54 @@ def test_dry_run_in_a_preset_starts_nothing_either(monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit_:
         launch("chessrl", lambda config: pytest.fail("work was begun"))
     assert exit_.value.code == 2 and "nothing was started" in capsys.readouterr().err
+
+
+# ---- time on this machine --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_tells_the_time_here_of_every_stage(monkeypatch, capsys, tmp_path):
+    """1,000 tokens/s: 2.5M tokens are 2,500 s beside the corpus and the command, 90 steps of 256 rollouts of 40 tokens 921.6 s."""
+    assert dry_run(monkeypatch, "chessrl", "experiment=quickstart", "budget.rollout_tokens=40", f"outputs={tmp_path}") == 0
+    line, *_, here, _ = capsys.readouterr().out.splitlines()
+    pretraining = round(2500 + 32_000 / durations.GAMES_PER_S + durations.COMMAND_S)
+    assert f"{pretraining // 60} min {pretraining % 60:02d} s; sft " in line
+    assert f"{round(921.6 + durations.COMMAND_S) // 60} min {round(921.6 + durations.COMMAND_S) % 60:02d} s; " in line
+    assert here.startswith("on this machine: ") and "other work shares its cores" in here
+
+
+def test_no_time_is_told_for_a_model_too_large_to_be_timed_in_passing(monkeypatch, capsys):
+    assert dry_run(monkeypatch, "chessrl", "model=50m") == 0
+    assert "no time on this machine for 3 runs" in capsys.readouterr().out
+
+
+def test_rates_are_measured_once_and_kept_unless_other_work_shared_the_cores(monkeypatch, tmp_path):
+    measured: list[rates.Work] = []
+
+    def measure(work: rates.Work) -> Rates:
+        measured.append(work)
+        return replace(SLOW, load=0.0 if len(measured) > 1 else 2.0)
+
+    monkeypatch.setattr(rates, "measure", measure)
+    work = durations.work_of(compose("chessrl", ["model=nano"]), 44, 1)
+    for number in (1, 2, 2):
+        assert rates.rates(work, str(tmp_path)).game_training_s == 1e-3 and len(measured) == number
+    rates.rates(replace(work, precision="bf16"), str(tmp_path))
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_rate_of_a_tiny_model_is_measured(precision):
+    tiny = ModelConfig("tiny", layers=1, hidden=16, ffn=16, heads=2, kv_heads=1, head_dim=8)
+    found = rates.measure(rates.Work(tiny, precision, 1, 64, 16, 16, 6, 4))
+    values = [found.game_training_s, found.game_scoring_s, found.sequence_training_s, found.sequence_scoring_s, found.optimizer_s]
+    assert min(*values, *found.decoding_s) > 0 and 1 <= len(found.decoding_s) <= len(rates.BATCHES)
+
+
+def test_a_rollout_costs_its_tokens_and_finished_episodes_leave_the_batch():
+    """1 s a token for each 16 sequences: 64 episodes of 20 tokens cost at least the 80 s of their tokens, at most the 112 s of 64 for 28 tokens."""
+    per_sequence = replace(SLOW, decoding_s=tuple(sequences / 16 for sequences in rates.BATCHES))
+    episodes = durations.Episodes(64, 8, 10, new_tokens=20, most_tokens=100, endless=0.0)
+    assert 80 < durations.rollout_s(episodes, per_sequence) < 112
+    assert durations.rollout_s(replace(episodes, most_tokens=5), per_sequence) == pytest.approx(5 * 4, rel=1e-6), "nobody is finished by then"
+    per_token = replace(SLOW, decoding_s=(1.0,) * len(rates.BATCHES))
+    assert durations.rollout_s(replace(episodes, endless=0.02), per_token) == pytest.approx(100), "one straggler keeps the loop going to its end"
