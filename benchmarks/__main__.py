@@ -1,8 +1,10 @@
-"""``python -m benchmarks``: how fast the hot paths are, beside what users would run instead and what the machine allows.
-
-``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
+"""How fast the hot paths are, beside what users would run instead and what the machine allows.
 
 Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
+
+Examples:
+    python -m benchmarks
+    python -m benchmarks part=ceilings,pretrain rounds=3 peer_python=.venv-peers/bin/python
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ PARTS: dict[str, Callable[[Setting], list[Row]]] = {
 class BenchmarkSettings:
     """Keys of the command."""
 
-    part: tuple[str, ...] = tuple(PARTS)
-    rounds: int = 5
+    part: tuple[str, ...] = tuple(PARTS)  # which to measure
+    rounds: int = 5  # repetitions, ours and theirs in turn
     new: int = 128  # tokens sampled after a prompt of 128
     peer_python: str = sys.executable  # an interpreter that has transformers and trl
-    out: str = "outputs/benchmarks"
+    out: str = "outputs/benchmarks"  # folder for benchmarks.json and benchmarks.md
 
 
 def main(arguments: list[str]) -> None:

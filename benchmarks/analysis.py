@@ -1,10 +1,12 @@
 """How long the report takes on made-up evaluations of full size, and how much memory.
 
-    python -m benchmarks.analysis out=FOLDER [puzzles=1480] [traces=128] [checkpoints=6] [decisions=2]
-
 Writes run directories of one pretrained, one fine-tuned and ``checkpoints - 2`` RL policies, each with ``policy.parquet`` (decisions x traces rows a
 puzzle) and ``samples.parquet`` (traces samples a puzzle), and times ``python -m analysis`` on them. Wall time says little where other processes share
 the cores: the processor time is printed beside it.
+
+Examples:
+    python -m benchmarks.analysis out=outputs/benchmarks
+    python -m benchmarks.analysis out=outputs/benchmarks puzzles=200 traces=16
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ CONFIG = "world: {name: endgame}\nrl: {bins: []}\nalgorithm: {epochs: 1, minibat
 class BenchmarkSettings:
     """Keys of the command."""
 
-    out: str
-    puzzles: int = 1480
-    traces: int = 128
-    checkpoints: int = 6
-    decisions: int = 2
+    out: str  # folder for the made-up runs and their report
+    puzzles: int = 1480  # of the evaluations
+    traces: int = 128  # of every puzzle
+    checkpoints: int = 6  # policies in all: one pretrained, one fine-tuned, the rest RL
+    decisions: int = 2  # solver moves of every puzzle
 
 
 def write_policy(path: Path, settings: BenchmarkSettings, seed: int) -> None:

@@ -1,8 +1,12 @@
 """How many known Lichess puzzles mining finds again in their own games, and whether its difficulty follows their ratings.
 
-``python -m benchmarks.mining puzzles=FILE.csv.zst out=FOLDER [first=200 workers=2 ...]``: the table needs a ``PGN`` column with the game up to the
-position before the puzzle. Each game is that, the error and the solution; keys of ``python -m chessrl.mining`` are passed on. A puzzle counts as
-found again where mining asks the same position and its first solver move is the same.
+The table needs a ``PGN`` column with the game up to the
+position before the puzzle. Each game is that, the error and the solution; the other keys are those of ``python -m chessrl.mining``. A puzzle counts
+as found again where mining asks the same position and its first solver move is the same.
+
+Examples:
+    python -m benchmarks.mining puzzles=puzzles.csv.zst out=outputs/mining
+    python -m benchmarks.mining puzzles=puzzles.csv.zst out=outputs/mining first=200 workers=2
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chess
@@ -23,6 +28,16 @@ from chessrl.puzzle_filters import PuzzleFilters
 from chessrl.puzzle_rows import read_lichess_csv
 from chessrl.puzzles import Puzzle
 from chessrl.sources import ReadReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundAgainSettings(MiningSettings):
+    """Keys of the command: those of ``python -m chessrl.mining``, and whose games are searched."""
+
+    puzzles: str  # a Lichess puzzle table with a PGN column
+    first: int = 0  # so many of its puzzles; 0: all
+    sources: tuple[str, ...] = ()  # not for you to give: the puzzles' games
+    exclude_time_classes: tuple[str, ...] = ()  # games of these are left out; a puzzle's game names no time class
 
 
 def write_games(puzzles: Iterable[Puzzle], path: Path) -> None:
@@ -51,16 +66,15 @@ def compare(known: Iterable[Puzzle], mined: Iterable[Puzzle]) -> pd.DataFrame:
 
 def main(arguments: list[str]) -> None:
     """Mine the games and print the table by bin, the account and the rate in processor time of the engines."""
-    own = {key: value for key, _, value in (word.partition("=") for word in arguments) if key in ("puzzles", "out", "first")}
-    known = read_lichess_csv(own["puzzles"], PuzzleFilters(), ReadReport())[: int(own.get("first", 0)) or None]
+    settings = parse_settings(FoundAgainSettings, arguments)
+    known = read_lichess_csv(settings.puzzles, PuzzleFilters(), ReadReport())[: settings.first or None]
     if not all(puzzle.history for puzzle in known):
-        raise UserError(f"{own['puzzles']}: needs a PGN column that leads to each puzzle")
-    games = make_folder(own["out"], "out") / "games.pgn"
+        raise UserError(f"{settings.puzzles}: expected a PGN column that leads to each puzzle; take a table that has one")
+    games = make_folder(settings.out, "out") / "games.pgn"
     write_games(known, games)
-    passed_on = [word for word in arguments if word.partition("=")[0] not in own]
-    mined = mine(parse_settings(MiningSettings, [f"sources={games}", f"out={own['out']}", "exclude_time_classes=", *passed_on]))
+    mined = mine(replace(settings, sources=(str(games),)))
     table = compare(known, mined.puzzles)
-    table.to_csv(Path(own["out"]) / "found_again.csv", index=False)
+    table.to_csv(games.with_name("found_again.csv"), index=False)
     columns = {name: (name, "sum") for name in ("position", "found_again", "same_line")}
     print(table.groupby("bin").agg(known=("rating", "size"), **columns, median_nodes=("nodes", "median")).to_string())
     print(f"positions {mined.account['searched_positions']:,}; suspect moves {mined.account['suspect_moves']}")

@@ -1,10 +1,12 @@
 """PGN to token shards: how fast, against pgn-extract alone on the same core, and how much memory.
 
-``python benchmarks/pgn.py file=games.pgn.zst [copies=4] [rounds=3] [core=0]``
-
 pgn-extract alone (``-Wxolalg --hashcomments``) and ours (one worker, history state, every position looked up among the packaged puzzles' hashes)
 take turns on one core: A B A B. Then one worker against two on all cores, and memory on one copy of the file against all. Further copies
 begin with four moves of knights there and back, other ones in each, so that no game is a duplicate.
+
+Examples:
+    python -m benchmarks.pgn file=games.pgn.zst
+    python -m benchmarks.pgn file=games.pgn.zst copies=2 rounds=1 core=1
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ class BenchmarkSettings:
     """Keys of the command."""
 
     file: str  # .pgn or .pgn.zst
-    copies: int = 4  # 1 to 17
-    rounds: int = 3
-    core: int = 0  # that both are pinned to
+    copies: int = 4  # 1 to 17: of the file, for an input long enough to measure
+    rounds: int = 3  # repetitions
+    core: int = 0  # number of the CPU core that both are pinned to
 
 
 def main(arguments: list[str]) -> None:

@@ -1,9 +1,11 @@
 """How many puzzles a second get their traces, and where the time goes.
 
-    python -m benchmarks.traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512] [repeats=3]
-
 ``parent`` is a finished pretraining run. The best of ``repeats`` counts. Wall time says little where other processes share the cores: the rate per
 second of processor time is printed beside it (of this process: an engine's own processes are not in it).
+
+Examples:
+    python -m benchmarks.traces parent=outputs/pretrain-0123456789ab
+    python -m benchmarks.traces parent=outputs/pretrain-0123456789ab branching=paper proposal=engine puzzles=64
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ PARTS = (  # what is timed: module, function, and what it does
 class BenchmarkSettings:
     """Keys of the command."""
 
-    parent: str
-    branching: str = "preset"
-    proposal: str = "model"
-    puzzles: int = 512
-    repeats: int = 3
-    seed: int = 0
+    parent: str  # a finished pretraining run
+    branching: str = "preset"  # preset (that of conf/arm/trace.yaml) or paper
+    proposal: str = "model"  # of lines: model, uniform or engine
+    puzzles: int = 512  # of the sft split, the first of them
+    repeats: int = 3  # the best of so many counts
+    seed: int = 0  # which lines are sampled
 
 
 @contextmanager

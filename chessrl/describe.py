@@ -1,4 +1,9 @@
-"""``python -m chessrl.describe data=PATH [out=FOLDER] [puzzles=TABLE]``: tables and figures of a corpus, puzzles or games."""
+"""Tables and figures of a corpus, puzzles or games.
+
+Examples:
+    python -m chessrl.describe data=data/games
+    python -m chessrl.describe data=data/games puzzles=data/puzzles/puzzles.parquet out=outputs/data
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""``python -m chessrl.learning_rates outputs=DIR``: the learning-rate rule from pretraining runs of several sizes and rates.
+"""The learning-rate rule from pretraining runs of several sizes and rates.
 
 Made for the runs of ``experiment=learning_rates``, and for any below the folder that differ in size and rate alone. For each size the best rate
 is the vertex of a parabola in log lr through the lowest loss and its two neighbours; the rule lr = lr_0 (N_0 / N)^exponent is the line through
 the sizes' best rates on logarithmic axes.
+
+Examples:
+    python -m chessrl experiment=learning_rates -m
+    python -m chessrl.learning_rates outputs=outputs
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ Losses = dict[int, dict[float, float]]  # N without embeddings -> rate -> valida
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``outputs``: the folder of the run directories."""
+    """Keys of the command."""
 
-    outputs: str = "outputs"
+    outputs: str = "outputs"  # the folder that run directories are in
 
 
 @dataclass(frozen=True, slots=True)
