@@ -5,8 +5,8 @@ is the vertex of a parabola in log lr through the lowest loss and its two neighb
 the sizes' best rates on logarithmic axes.
 
 Examples:
-    python -m chessrl experiment=learning_rates -m
     python -m chessrl.learning_rates outputs=outputs
+    python -m chessrl -m experiment=learning_rates                  (makes the runs)
 """
 
 from __future__ import annotations
