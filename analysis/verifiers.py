@@ -240,7 +240,7 @@ def main(arguments: list[str]) -> None:
     runs = read_runs(paths)
     groups = by_verifier(runs)
     if not groups:
-        raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone")
+        raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone; give the outputs= of such a sweep")
     rates, curves = rates_table(groups, runs, settings), gap_curves(groups)
     gaps = gaps_table(curves)
     out = make_folder(settings.out, "out")

@@ -57,7 +57,7 @@ def describe(settings: DescribeSettings) -> list[Section]:
     report = ReadReport()
     puzzles = _read_puzzles(path, "data", report)
     if not puzzles:
-        raise UserError(f"{path}: holds no puzzle ({report.summary()})")
+        raise UserError(f"{path}: holds no puzzle ({report.summary()}); give another table")
     account = [Section("account", "records read, kept and left out by reason", account_table({"reading": report.as_dict()}))] if report.read else []
     return account + puzzle_sections(puzzles, settings.sample, others)
 

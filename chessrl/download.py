@@ -59,7 +59,9 @@ class DownloadSettings:
         if self.what == "puzzles" and self.month:
             raise UserError(f"month={self.month}: the puzzle table has no months; leave month out")
         if self.retries < 0 or self.spare_mb < 0 or not self.timeout_s > 0:
-            raise UserError("retries and spare_mb must not be negative, and timeout_s must be above 0")
+            raise UserError(
+                f"retries={self.retries}, spare_mb={self.spare_mb}, timeout_s={self.timeout_s:g}: expected at least 0, at least 0 and above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,10 @@ class EndgameSettings:
     def __post_init__(self) -> None:
         for key, least in (("games", 1), ("puzzles", 1), ("seed", 0), ("workers", 0), ("max_plies", 1)):
             if getattr(self, key) < least:
-                raise UserError(f"{key}={getattr(self, key)} is too small: expected at least {least}")
+                raise UserError(f"{key}={getattr(self, key)}: expected at least {least}")
         for name in self.materials:
             if name not in GAME_WEIGHTS:
-                raise UserError(f"materials: {name!r} is not known; expected names out of {', '.join(GAME_WEIGHTS)}")
+                raise UserError(f"materials={name}: expected names out of {', '.join(GAME_WEIGHTS)}")
 
 
 def load_games() -> pd.DataFrame:

@@ -76,7 +76,7 @@ def fit_rule(losses: Losses) -> Rule:
     """Raises UserError with fewer than two sizes or three rates of one."""
     if len(losses) < 2 or any(len(of_size) < 3 for of_size in losses.values()):
         found = ", ".join(f"N={size:,}: {len(of_size)} rates" for size, of_size in sorted(losses.items()))
-        raise UserError(f"a rule needs at least two sizes with three rates each; found {found}")
+        raise UserError(f"a rule needs at least two sizes with three rates each, found {found}; train more of them")
     found = {size: best_rate(of_size) for size, of_size in sorted(losses.items())}
     sizes, rates = np.array(list(found), float), np.array([rate for rate, _ in found.values()])
     reference = float(np.exp(np.log(sizes).mean()))

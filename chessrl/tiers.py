@@ -109,7 +109,9 @@ def migration_table(before: pd.Series, after: pd.Series) -> pd.DataFrame:
     Raises UserError where the puzzles differ.
     """
     if set(before.index) != set(after.index) or len(before) != len(after):
-        raise UserError(f"tier migration: expected the same puzzles before and after, found {len(before)} and {len(after)}, with different names")
+        raise UserError(
+            f"tier migration: expected the same puzzles before and after, found {len(before)} and {len(after)}; evaluate both on one split"
+        )
     counts = pd.crosstab(before, after.reindex(before.index)).reindex(index=list(TIERS), columns=list(TIERS), fill_value=0)
     return counts.rename_axis(index="before", columns="after")
 
@@ -160,7 +162,7 @@ def newly_solved_by_samples(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.D
     """
     tables = [table.set_index("puzzle")["first_success"] for table in (base, later, fresh)]
     if any(set(table.index) != set(tables[0].index) for table in tables):
-        raise UserError("newly solved: expected the same puzzles in all three evaluations")
+        raise UserError("newly solved: expected the same puzzles in all three evaluations; make them on one split")
     unsolved, solved, never = tables[0] == 0, tables[1].reindex(tables[0].index) > 0, tables[2].reindex(tables[0].index) == 0
     return newly_solved(unsolved.to_numpy(), (unsolved & never).to_numpy(), solved.to_numpy())
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.test_docs import COMMANDS, ROOT, check_keys, commands_in
 
 from chessrl.command import run_command
 from chessrl.command_help import HelpAsked, comments_of, help_text
 from chessrl.launch import launch
 from chessrl.reference import sections
+from tests.test_docs import COMMANDS, ROOT, check_keys, commands_in
 
 PACKAGES = ("chessrl", "pretrain", "sft", "rl", "analysis", "benchmarks")
 OTHERS_INTERPRETER = {"benchmarks.peers"}  # started by python -m benchmarks under an interpreter that has the peers and nothing of ours
