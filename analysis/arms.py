@@ -1,10 +1,11 @@
 """Fine-tuned runs side by side by the arm of their traces: pass@k with intervals, paired differences, and what each arm cost.
 
-    python -m analysis.arms runs=outputs/sft-0123,outputs/sft-4567,... out=FOLDER [baseline=none] [split=test] [ks=1,16]
-    python -m analysis.arms outputs=DIR out=FOLDER              all finished fine-tuning runs below DIR
-
 Writes ``arms.csv``, ``arm_differences.csv``, ``arm_costs.csv`` and ``arms.png``. Runs of one arm are its seeds: pass@k is averaged over them, and
 intervals are over seeds and puzzles (nested bootstrap); the lowest and highest seed are given beside.
+
+Examples:
+    python -m analysis.arms outputs=outputs out=outputs/arms
+    python -m analysis.arms runs=outputs/sft-0123456789ab,outputs/sft-ba9876543210 out=outputs/arms baseline=none ks=1,16
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ NAMED_BY = ("proposal", "order", "serialise", "content", "answer", "budget", "in
 
 @dataclass(frozen=True, slots=True)
 class ArmSettings:
-    """Keys of the command. ``protocol`` chooses among several evaluations of a run; empty: the run's own."""
+    """Keys of the command."""
 
-    out: str
-    runs: tuple[str, ...] = ()
-    outputs: str = ""
-    baseline: str = "none"
-    split: str = "test"
-    protocol: str = ""
-    ks: tuple[str, ...] = ("1", "4", "16")
+    out: str  # folder for the tables and the figure
+    runs: tuple[str, ...] = ()  # the fine-tuning runs to compare; or give outputs
+    outputs: str = ""  # a folder: all finished fine-tuning runs below it
+    baseline: str = "none"  # the arm whose pass@k is subtracted from the others'
+    split: str = "test"  # of the puzzles
+    protocol: str = ""  # chooses among several evaluations of a run: think, answer or game; empty: the run's own
+    ks: tuple[str, ...] = ("1", "4", "16")  # k of pass@k
     seed: int = 0  # of the bootstrap
 
 

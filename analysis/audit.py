@@ -1,9 +1,13 @@
 """The human audit: a sheet of answers to judge by eye, and what the judgements say of the verifiers and of the headline (science 6.7).
 
-``python -m analysis.audit audit=RUN/audits/HASH`` writes ``sheet/form.html`` (opens offline, its answers are saved as a file) and its ``items.csv``.
-``python -m analysis.audit audit=RUN/audits/HASH read=ANSWERS.json`` writes ``agreement.csv``, ``headline.csv``, ``disagreements.csv`` beside them.
+Without ``read`` it writes ``sheet/form.html`` (opens offline, its answers are saved as a file) and its ``items.csv``; with it ``agreement.csv``,
+``headline.csv`` and ``disagreements.csv`` beside them.
 
 Items are different answers, drawn evenly over the strata bin x solved x verifiers disagree. The judge does not see what any verifier said.
+
+Examples:
+    python -m analysis.audit audit=outputs/rl-0123456789ab/audits/0123456789ab items=100
+    python -m analysis.audit audit=outputs/rl-0123456789ab/audits/0123456789ab read=answers.json
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ class SheetSettings:
 
     audit: str  # a folder of python -m chessrl.audit
     read: str = ""  # the file that the form saved; empty: make the form
-    items: int = 100
-    seed: int = 0
+    items: int = 100  # answers on the sheet
+    seed: int = 0  # which answers are drawn, and the bootstraps' draws
 
 
 # ---- the sheet --------------------------------------------------------------------------------------------------------------------------

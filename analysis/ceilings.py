@@ -60,7 +60,10 @@ def fit_ceiling(flops: np.ndarray, rewards: np.ndarray, start: float, *, rng: np
     """
     flops, rewards = np.asarray(flops, np.float64), np.asarray(rewards, np.float64)
     if len(flops) < MINIMUM_POINTS or (flops <= 0).any():
-        raise UserError(f"a saturation curve needs {MINIMUM_POINTS} measured steps with RL FLOPs above 0, found {int((flops > 0).sum())}")
+        raise UserError(
+            f"a saturation curve needs {MINIMUM_POINTS} measured steps with RL FLOPs above 0, found {int((flops > 0).sum())}; "
+            "evaluate more of them (rl.save_steps)"
+        )
     shapes, midpoints, exponents = _shapes(flops)
     place, ceiling, error = _best(rewards, start, shapes)
     spread = np.sqrt(error / max(len(flops) - 3, 1))

@@ -1,11 +1,12 @@
 """RL runs of a sweep side by side, grouped by the keys that were swept and each paired with the policy it started from.
 
-    python -m analysis.comparison outputs=DIR by=reward.name,algorithm.minibatches out=FOLDER [seeds=rl.seed] [split=test] [ks=1,16,256]
-        [bins=B1,B2] [exact=false]
-
 Takes the finished RL runs below ``outputs``. Runs that agree in the keys ``by`` are a group, told apart by ``seeds``. Writes ``passk.csv``,
 ``changes.csv`` (to the start), ``coverage.csv`` (crossover, Delta_SE, four cells), ``curves.csv``, ``measures.csv``, the figures ``comparison`` and
 ``curves``, and ``comparison.md``, all of it as a page. pass@k is exact where the evaluations are (``evaluate.exact=true``), else of their samples.
+
+Examples:
+    python -m analysis.comparison outputs=outputs by=algorithm.name out=outputs/comparison
+    python -m analysis.comparison outputs=outputs by=reward.name,algorithm.minibatches out=outputs/comparison ks=1,16 exact=false
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ ENDS = 5  # logged steps at either end that measures.csv averages, of few at mos
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """Keys of the command. pass@1 is always among ``ks``."""
+    """Keys of the command."""
 
-    outputs: str
-    by: tuple[str, ...]
-    out: str
-    seeds: str = "rl.seed"
-    split: str = "test"
-    ks: tuple[str, ...] = ()  # empty: SHOWN_KS or SAMPLED_KS
+    outputs: str  # the folder that run directories are in
+    by: tuple[str, ...]  # configuration keys: runs that agree in them are a group
+    out: str  # folder for tables, figures and comparison.md
+    seeds: str = "rl.seed"  # the key that tells a group's runs apart
+    split: str = "test"  # of the puzzles
+    ks: tuple[str, ...] = ()  # k of pass@k, 1 always among them; empty: 1, 4 and 16 of samples, up to a million where success is exact
     bins: tuple[str, ...] = ()  # of the puzzles, all if empty
     exact: bool = True  # false: samples are compared even where success is known exactly (lenient spelling, few k)
     seed: int = 0  # of the bootstrap

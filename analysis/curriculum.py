@@ -1,12 +1,13 @@
 """Curricula side by side: what RL on each newly solves, beside what re-sampling the start policy would solve.
 
-    python -m analysis.curriculum outputs=DIR out=FOLDER [split=test] [seeds=rl.seed]
-
 Takes the finished RL runs below ``outputs`` from which no other run goes on, each with the policy that its first round started from. Success is exact
 (``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave unsolved,
 sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
 (1 - (1 - p0)^n). Exact success is that of strict spelling; ``changes.csv`` holds pass@1 of samples, in the spelling of the evaluation, beside it.
 Writes ``changes.csv``, ``newly_solved.csv``, ``migration.csv``, ``costs.csv`` and the figure ``curriculum``.
+
+Examples:
+    python -m analysis.curriculum outputs=outputs out=outputs/curricula
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ KS = [1, 16, 256, 4096]
 class CurriculumSettings:
     """Keys of the command."""
 
-    outputs: str
-    out: str
-    split: str = "test"
-    seeds: str = "rl.seed"
+    outputs: str  # the folder that run directories are in
+    out: str  # folder for the tables and the figure
+    split: str = "test"  # of the puzzles
+    seeds: str = "rl.seed"  # the key that tells an arm's runs apart
     seed: int = 0  # of the bootstrap
 
 

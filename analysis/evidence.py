@@ -1,7 +1,10 @@
 """The evidence package of RL runs: verifier audit, contamination, reward sources, drift, hold-out, human audit, and whether they bear a claim.
 
-``python -m analysis.evidence runs=RUN,RUN,... out=DIR`` (the RL runs, the policies they started from, the pretrained runs): ``readiness.md``,
-``readiness.html``, ``tables/`` and ``figures/``. It reads files only. ``docs/evidence.md`` says which commands make them.
+Writes ``readiness.md``, ``readiness.html``, ``tables/`` and ``figures/``. It reads files only. ``docs/evidence.md`` says which commands make them.
+
+Examples:
+    python -m analysis.evidence runs=outputs/pretrain-0123456789ab,outputs/sft-0123456789ab,outputs/rl-0123456789ab out=outputs/evidence
+    python -m analysis.evidence runs=outputs/pretrain-0123456789ab,outputs/sft-0123456789ab,outputs/rl-0123456789ab out=outputs/evidence seeds=1
 """
 
 from __future__ import annotations

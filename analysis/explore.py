@@ -1,7 +1,11 @@
-"""``python -m analysis.explore "runs=[RUN,RUN]"``: the puzzle explorer in a browser, served to this machine alone.
+"""The puzzle explorer in a browser, served to this machine alone.
 
 The runs need evaluations with a measured policy (``evaluate.policy_traces``); ``evaluate.trace_metrics=tree`` adds traces. No file is served: every
 answer is made from the tables read at the start.
+
+Examples:
+    python -m analysis.explore "runs=[outputs/sft-0123456789ab,outputs/rl-0123456789ab]"
+    python -m analysis.explore runs=outputs/rl-0123456789ab split=test port=0
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 @dataclass(frozen=True, slots=True)
 class ExploreSettings:
-    """``runs``: run directories; ``split``: of the puzzles, empty: the one most policies were measured on; ``port``: 0 takes a free one."""
+    """Keys of the command."""
 
-    runs: tuple[str, ...]
-    split: str = ""
-    port: int = 8765
+    runs: tuple[str, ...]  # run directories with a measured policy
+    split: str = ""  # of the puzzles; empty: the one that most policies were measured on
+    port: int = 8765  # of this machine, 127.0.0.1 alone; 0 takes a free one
 
 
 def make_server(explorer: Explorer, port: int) -> ThreadingHTTPServer:

@@ -122,7 +122,7 @@ def fit_loss_surface(
     if len(n) < MINIMUM_CELLS or len(np.unique(n)) < 2 or len(np.unique(t)) < 2:
         raise UserError(
             f"the loss surface has 5 constants: expected at least {MINIMUM_CELLS} runs with 2 sizes and 2 token counts, "
-            f"found {len(n)} runs, {len(np.unique(n))} sizes, {len(np.unique(t))} token counts"
+            f"found {len(n)} runs, {len(np.unique(n))} sizes, {len(np.unique(t))} token counts; train more of them"
         )
     if not (np.isfinite([n, t, losses]).all() and (np.array([n, t, losses]) > 0).all()):
         raise UserError("the loss surface needs positive, finite sizes, tokens and losses; leave unfinished runs out")
@@ -193,12 +193,12 @@ class IsoFlop:
 def fit_isoflop(parameters: np.ndarray, losses: np.ndarray, flops: float) -> IsoFlop:
     """arXiv 2203.15556, approach 2. Raises UserError with fewer than three sizes, or where the curve is not convex and so has no optimum."""
     if len(np.unique(parameters)) < 3:
-        raise UserError(f"an isoFLOP curve at C={flops:.3g} needs three sizes, found {len(np.unique(parameters))}")
+        raise UserError(f"an isoFLOP curve at C={flops:.3g} needs three sizes, found {len(np.unique(parameters))}; train more of them")
     x = np.log(np.asarray(parameters, np.float64))
     centre = x.mean()
     curvature, slope, level = np.polyfit(x - centre, losses, 2)
     if curvature <= 0:
-        raise UserError(f"the isoFLOP curve at C={flops:.3g} has no minimum: its sizes lie on one side of the optimum")
+        raise UserError(f"the isoFLOP curve at C={flops:.3g} has no minimum: its sizes lie on one side of the optimum; train some on the other")
     vertex = -slope / (2 * curvature)
     inside = x.min() <= vertex + centre <= x.max()
     return IsoFlop(flops, float(np.exp(vertex + centre)), float(level + slope * vertex / 2), float(curvature), bool(inside))

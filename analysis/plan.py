@@ -1,7 +1,11 @@
-"""``python -m analysis.plan budget=1e18 outputs=DIR``: which model size, pretraining tokens and RL compute the fitted laws recommend.
+"""Which model size, pretraining tokens and RL compute the fitted laws recommend.
 
 The loss surface is fitted to all finished pretraining runs of the folder, the RL law to its RL runs; the intervals come from refitting both to
 runs drawn with replacement.
+
+Examples:
+    python -m analysis.plan budget=1e18
+    python -m analysis.plan budget=1e15 outputs=outputs form=power resamples=200
 """
 
 from __future__ import annotations
@@ -27,17 +31,17 @@ MINIMUM_POLICIES = 6
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """``budget``: FLOPs of pretraining and RL together. ``c_ref``: where R_ref is read; 0: the median of the runs' RL FLOPs."""
+    """Keys of the command."""
 
-    budget: float
-    outputs: str = "outputs"
-    measure: str = "exact"
-    bins: tuple[str, ...] = ("all",)
-    k: int = 1
-    form: str = "exponential"
-    c_ref: float = 0.0
-    resamples: int = 100
-    seed: int = 0
+    budget: float  # FLOPs of pretraining and RL together
+    outputs: str = "outputs"  # the folder that run directories are in
+    measure: str = "exact"  # of success: exact (evaluate.exact), test (samples) or validation (what RL logs)
+    bins: tuple[str, ...] = ("all",)  # of the puzzles whose success is the reward
+    k: int = 1  # of pass@k
+    form: str = "exponential"  # of f(L): linear, exponential or power
+    c_ref: float = 0.0  # RL FLOPs where R_ref is read; 0: the median of the runs'
+    resamples: int = 100  # refits to runs drawn with replacement, for the intervals
+    seed: int = 0  # of these draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,21 +37,21 @@ class Thresholds:
     prefix: float = 0.05  # exact matches beyond the control's
     slice_drop: float = 0.05  # pass@1 on the test set beyond a slice's
     private_drop: float = 0.05  # pass@1 on the test set beyond the private one's
-    private_looks: int = 1  # at the private split, of each run
-    kl: float = 1.0  # nats a token, either way: health.kl
-    entropy: float = 0.02  # nats a token: health.entropy
-    zero_variance: float = 0.9  # share of groups that teach nothing, at a run's end
-    seeds: int = 3  # of each reward (science 7.4: at least 3)
-    judged: int = 100  # items of the human audit
-    agreement: float = 0.9  # of the person with the verifier
+    private_looks: int = 1  # most looks of a run at the private split
+    kl: float = 1.0  # largest, in nats a token, either way: health.kl
+    entropy: float = 0.02  # smallest, in nats a token: health.entropy
+    zero_variance: float = 0.9  # largest share of groups that teach nothing, at a run's end
+    seeds: int = 3  # fewest of each reward (science 7.4: at least 3)
+    judged: int = 100  # fewest items of the human audit
+    agreement: float = 0.9  # least of the person with the verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceSettings(Thresholds):
     """Keys of the command; the thresholds beside them."""
 
-    runs: tuple[str, ...]
-    out: str
+    runs: tuple[str, ...]  # run directories: the RL runs, the policies they started from, the pretrained ones
+    out: str  # folder for readiness.md, readiness.html, tables and figures
     split: str = "test"  # whose evaluations are compared
     accuracy: str = "line"  # the reward of the claim
     log: str = ""  # the hold-out's access log; empty: beside the runs

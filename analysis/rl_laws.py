@@ -111,7 +111,7 @@ def fit_form(form: str, loss: np.ndarray, reference: np.ndarray) -> FormFit:
     curve, size = FORMS[form]
     loss, reference = np.asarray(loss, np.float64), np.asarray(reference, np.float64)
     if len(loss) < size:
-        raise UserError(f"form {form} has {size} constants: expected at least as many runs, found {len(loss)}")
+        raise UserError(f"form {form} has {size} constants: expected at least as many runs, found {len(loss)}; add runs")
     best = _best_constants(form, loss, reference)
     squares, count = float(((curve(loss, best) - reference) ** 2).sum()), len(loss)
     total = float(((reference - reference.mean()) ** 2).sum())

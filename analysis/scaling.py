@@ -1,7 +1,11 @@
-"""``python -m analysis.scaling outputs=DIR out=DIR``: how RL scales with pretraining, from the runs of a sweep over model size and tokens.
+"""How RL scales with pretraining, from the runs of a sweep over model size and tokens.
 
 The report of arXiv 2607.16097, sections 3 to 5, on runs of one's own: loss surface, RL lines, what predicts them, ceilings, compute-optimal frontier,
 each beside the paper's constants. A law that the runs cannot identify is named as such.
+
+Examples:
+    python -m analysis.scaling outputs=outputs out=outputs/scaling
+    python -m analysis.scaling outputs=outputs out=outputs/scaling measure=test bins=B1,B2
 """
 
 from __future__ import annotations
@@ -40,17 +44,16 @@ BUDGETS = 9  # of the predicted frontier
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """``bins``: whose puzzles are the reward, those that RL trained on by default in experiment=endgame. ``c_ref``: where R_ref is read; 0: the
-    middle of what all runs were measured at. ``form``: of f(L); empty: the one of the lowest AICc."""
+    """Keys of the command."""
 
-    out: str
-    outputs: str = "outputs"
-    measure: str = "exact"
-    bins: tuple[str, ...] = ("all",)
-    c_ref: float = 0.0
-    form: str = ""
-    resamples: int = 200
-    seed: int = 0
+    out: str  # folder for the report, its tables and figures
+    outputs: str = "outputs"  # the folder that run directories are in
+    measure: str = "exact"  # of success: exact (evaluate.exact), test (samples) or validation (what RL logs)
+    bins: tuple[str, ...] = ("all",)  # of the puzzles whose success is the reward: those that RL trained on, in experiment=endgame
+    c_ref: float = 0.0  # RL FLOPs where R_ref is read; 0: the middle of what all runs were measured at
+    form: str = ""  # of f(L): linear, exponential or power; empty: the one of the lowest AICc
+    resamples: int = 200  # refits to runs drawn with replacement, for the intervals
+    seed: int = 0  # of these draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """pass@k against thinking tokens: one run's evaluations under different budgets, as a table and a figure.
 
-    python -m chessrl.evaluate -m parent=RUN evaluate.split=test evaluate.thinking=forced evaluate.thinking_budget=0,8,16,32,64
-    python -m analysis.thinking run=RUN out=FOLDER [split=test] [bin=all] [temperature=1.0]
-
 Writes ``thinking.csv`` and ``thinking.png``. The tokens are those that were written, not the budget: a policy may end earlier.
+
+Examples:
+    python -m analysis.thinking run=outputs/rl-0123456789ab out=outputs/thinking
+    python -m chessrl.evaluate -m parent=outputs/rl-0123456789ab evaluate.split=test evaluate.thinking=forced evaluate.thinking_budget=0,8,16,32,64
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from chessrl.figure_style import save_figure
 class ThinkingSettings:
     """Keys of the command."""
 
-    run: str
-    out: str
-    split: str = "test"
-    bin: str = "all"
-    temperature: float = 1.0
+    run: str  # the run directory whose evaluations are compared
+    out: str  # folder for the table and the figure
+    split: str = "test"  # of the puzzles
+    bin: str = "all"  # of the puzzles, or all
+    temperature: float = 1.0  # of the evaluations to take
 
 
 def thinking_table(run: Run, split: str, bin: str, temperature: float) -> pd.DataFrame:

@@ -1,9 +1,10 @@
 """How much verifier a policy needs before its gap closes, from the verdicts of ``python -m chessrl.verifier_nodes``.
 
-    python -m analysis.verifier_nodes verdicts=FILE out=FOLDER
-
 Writes ``verifier_nodes.csv``, by policy, limit and bin: what is right and accepted, their gap, FPR and J = 1 - FPR (the reward refuses nothing that
 is right), precision, and the engine's own recall; and the figure ``verifier_nodes``. Intervals: bootstrap over puzzles.
+
+Examples:
+    python -m analysis.verifier_nodes verdicts=outputs/verifiers/verdicts.parquet out=outputs/verifiers
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MODES = {"searchmoves": "nodes per move", "depth": "depth (plies)"}
 class NodesFigureSettings:
     """Keys of the command."""
 
-    verdicts: str
-    out: str
+    verdicts: str  # verdicts.parquet of python -m chessrl.verifier_nodes
+    out: str  # folder for the table and the figure
     seed: int = 0  # of the bootstrap
 
 

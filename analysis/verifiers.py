@@ -1,13 +1,15 @@
 """RL on verifiers that err, beside what theory says of them: rates of learning by J, and the gap between what is paid and what is right.
 
-    python -m analysis.verifiers outputs=DIR out=FOLDER [split=test] [bins=B1,B2,B3]
-
 Takes the finished RL runs below ``outputs`` whose reward is the line or the engine, groups them by verifier (with seeds ``rl.seed``), and measures
 pass@1 of each evaluated step against the start: of samples, in the spelling that they were evaluated with (lenient as the reward, by default), and
 beside it exactly, which is strict spelling: a lenient reward does not keep a policy from spelling otherwise. Writes ``rates.csv``, ``gaps.csv`` and
 the figure ``verifiers``. Predicted (science.md 2 and 6.2): a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J
 W_G(q) in place of W_G(p) as the weight of the gradient of p; a plain gradient step then moves a puzzle's p by (p (1 - p))^2 times that. A verifier
 whose errors are fixed moves acceptance, and success rises at most to its precision.
+
+Examples:
+    python -m analysis.verifiers outputs=outputs out=outputs/verifiers
+    python -m analysis.verifiers outputs=outputs out=outputs/verifiers bins=B1,B2
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ SMOOTHING = 5  # steps of a running mean in the figure
 class VerifierSettings:
     """Keys of the command."""
 
-    outputs: str
-    out: str
-    split: str = "test"
+    outputs: str  # the folder that run directories are in
+    out: str  # folder for the tables and the figure
+    split: str = "test"  # of the puzzles
     bins: tuple[str, ...] = ()  # of the puzzles, all if empty
     seed: int = 0  # of the bootstrap
 
@@ -238,7 +240,7 @@ def main(arguments: list[str]) -> None:
     runs = read_runs(paths)
     groups = by_verifier(runs)
     if not groups:
-        raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone")
+        raise UserError(f"outputs={settings.outputs}: no RL run there is paid by the line or the engine alone; give the outputs= of such a sweep")
     rates, curves = rates_table(groups, runs, settings), gap_curves(groups)
     gaps = gaps_table(curves)
     out = make_folder(settings.out, "out")

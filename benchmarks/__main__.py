@@ -1,12 +1,15 @@
-"""``python -m benchmarks``: how fast the hot paths are, beside what users would run instead and what the machine allows.
-
-``python -m benchmarks [part=ceilings,pretrain,...] [rounds=5] [new=128] [peer_python=PYTHON] [out=outputs/benchmarks]``
+"""How fast the hot paths are, beside what users would run instead and what the machine allows.
 
 Run only when named, since they need data or minutes of their own: ``part=pgn games=FILE.pgn.zst [copies=4]``, ``part=mining known=FILE.csv.zst
 [first=200]``, ``part=traces parent=RUN [branching=preset|paper] [proposal=model|uniform|engine] [puzzles=512]``, ``part=analysis``,
 ``part=growth`` (how costs grow, with a figure).
 
 Prints one table and writes it, with the machine and every figure, to ``out`` as ``benchmarks.json`` and ``benchmarks.md``.
+
+Examples:
+    python -m benchmarks
+    python -m benchmarks part=ceilings,pretrain rounds=3 peer_python=.venv-peers/bin/python
+    python -m benchmarks part=pgn games=games.pgn.zst copies=2
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ PARTS: dict[str, Callable[[Setting], list[Row]]] = {
 class BenchmarkSettings:
     """Keys of the command. ``part`` is by default all of ``PARTS``."""
 
-    part: tuple[str, ...] = tuple(PARTS)
-    rounds: int = 5
+    part: tuple[str, ...] = tuple(PARTS)  # which to measure
+    rounds: int = 5  # repetitions, ours and theirs in turn
     new: int = 128  # tokens sampled after a prompt of 128
     peer_python: str = sys.executable  # an interpreter that has transformers and trl
-    out: str = "outputs/benchmarks"
+    out: str = "outputs/benchmarks"  # folder for benchmarks.json and benchmarks.md
     games: str = ""  # part pgn: .pgn or .pgn.zst
     copies: int = 4  # part pgn: of the file, 1 to 17
     known: str = ""  # part mining: a Lichess table with a PGN column
@@ -59,7 +62,7 @@ class BenchmarkSettings:
     parent: str = ""  # part traces: a finished pretraining run
     branching: str = "preset"  # part traces: or paper
     proposal: str = "model"  # part traces: or uniform, engine
-    puzzles: int = 512  # part traces
+    puzzles: int = 512  # part traces: of the sft split, the first of them
 
 
 # These need files or many minutes of their own, so they run only when named.

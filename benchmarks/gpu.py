@@ -1,9 +1,11 @@
 """What a GPU reaches: model FLOP utilisation of pretraining, tokens sampled per second, the paper's RL step.
 
-``python -m benchmarks.gpu [device=cuda] [trained=50m,200m] [sampled=5m,20m,50m,100m,200m] [rounds=5] [out=outputs/benchmarks]``
-
 Utilisation is 6NT over time, N without embeddings, as a share of the matrix rate measured beside it. The RL step is Shen et al.'s (arXiv
 2607.16097): 50M, 256 prompts x 8, sequences of up to 2,560 tokens, which takes their implementation 30 s on eight H200.
+
+Examples:
+    python -m benchmarks.gpu
+    python -m benchmarks.gpu trained=50m sampled=5m,50m rounds=3 out=outputs/benchmarks
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from chessrl.run import resolve_device
 class GpuSettings:
     """Keys of the command. The defaults are the paper's sizes; smaller ones are for trying it out."""
 
-    device: str = "cuda"
-    trained: tuple[str, ...] = ("50m", "200m")
+    device: str = "cuda"  # cuda or cpu
+    trained: tuple[str, ...] = ("50m", "200m")  # model presets whose training is measured
     games: int = 256  # per training step
     length: int = 512  # tokens of a game
-    sampled: tuple[str, ...] = ("5m", "20m", "50m", "100m", "200m")
-    rl: str = "50m"
+    sampled: tuple[str, ...] = ("5m", "20m", "50m", "100m", "200m")  # model presets whose sampling is measured
+    rl: str = "50m"  # model preset of the RL step
     prompts: int = 256  # of 128 tokens
-    group: int = 8
+    group: int = 8  # samples of every prompt
     new: int = 2432  # tokens after the prompt
-    rounds: int = 5
-    out: str = "outputs/benchmarks"
+    rounds: int = 5  # repetitions
+    out: str = "outputs/benchmarks"  # folder for the figures
 
 
 def main(arguments: list[str]) -> None:

@@ -73,7 +73,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             entry = None
         if not isinstance(entry, dict) or set(entry) != set(ENTRY_KEYS):
-            raise UserError(f"{path} line {number}: expected an entry with {', '.join(ENTRY_KEYS)}; the log was written to by hand")
+            raise UserError(
+                f"{path} line {number}: expected an entry with {', '.join(ENTRY_KEYS)}; "
+                "it was written to by hand: keep the file and start a new outputs folder"
+            )
         entries.append(entry)
     return entries
 

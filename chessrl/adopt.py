@@ -1,7 +1,11 @@
 """A model trained elsewhere as a finished run, so that it can be evaluated, fine-tuned, trained by RL and compared like one of ours.
 
-``python -m chessrl.adopt model=FOLDER stage=pretrain state=history outputs=DIR``, for a folder in Hugging Face layout (Qwen3 architecture, ids of
+For a folder in Hugging Face layout (Qwen3 architecture, ids of
 chessrl.notation), such as the checkpoints that the authors of arXiv 2607.16097 released.
+
+Examples:
+    python -m chessrl.adopt model=downloads/pretrain-50m stage=pretrain state=history outputs=outputs
+    python -m chessrl.adopt model=downloads/sft-50m stage=sft state=history traces=true tokens=5_000_000_000
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ class AdoptSettings:
     vocabulary: int = 0  # grow embedding and head to so many tokens, as fine-tuning a pretrained checkpoint of 81 needs; 0: as it is
     seed: int = 0  # of the further rows
     tokens: int = 0  # T it was trained on, where known: tables show it
-    outputs: str = "outputs"
+    outputs: str = "outputs"  # the folder below which the run directory is made
 
 
 def check(settings: AdoptSettings) -> None:

@@ -180,14 +180,17 @@ def load_model(folder: Path, *, precision: str = "fp32", device: str | torch.dev
     missing, unexpected = set(model.state_dict()) - set(weights), set(weights) - set(model.state_dict())
     if missing or unexpected:
         name = sorted(missing or unexpected)[0]
-        raise UserError(f"{folder}/model.safetensors: {len(missing)} weights missing and {len(unexpected)} unknown, the first is {name}")
+        raise UserError(
+            f"{folder}/model.safetensors: {len(missing)} weights missing and {len(unexpected)} unknown, the first is {name}; "
+            "give a model whose weights fit its config.json"
+        )
     model.load_state_dict(weights)
     return model.to(device)
 
 
 def _model_config(settings: dict[str, Any], folder: Path) -> ModelConfig:
     if settings.get("model_type") != "qwen3":
-        raise UserError(f"{folder}/config.json: model_type is {settings.get('model_type')!r}, expected 'qwen3'")
+        raise UserError(f"{folder}/config.json: model_type is {settings.get('model_type')!r}, expected 'qwen3'; give a model of that architecture")
     if "chessrl" in settings:
         known = {field.name for field in fields(ModelConfig)}
         return ModelConfig(**{key: value for key, value in settings["chessrl"].items() if key in known})

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import TypeVar, get_type_hints
 
+from chessrl.command_help import HELP_FLAGS, HelpAsked, help_text
 from chessrl.errors import DISK_FULL, UserError
 from chessrl.signals import Interrupted, stop_signals
 
@@ -20,8 +21,10 @@ def parse_settings(settings: type[Settings], arguments: list[str]) -> Settings:
     """An instance of the dataclass ``settings`` from ``key=value`` words; fields are str, int, float, bool or tuple[str, ...] (commas, with
     or without the brackets of a list).
 
-    Raises UserError naming the word or key at fault and what was expected.
+    Raises UserError naming the word or key at fault and what was expected, and HelpAsked for ``-h`` and ``--help``.
     """
+    if HELP_FLAGS.intersection(arguments):
+        raise HelpAsked(settings)
     types = get_type_hints(settings)
     values = {}
     for argument in arguments:
@@ -48,11 +51,13 @@ def _convert(key: str, text: str, expected: type) -> object:
 
 
 def run_command(command: Callable[[list[str]], None]) -> int:
-    """Run a command on this process's arguments; its exit status: 0, 2 after a UserError or a full disk printed as one line, or a stop
-    signal's."""
+    """Run a command on this process's arguments, or print its help: its module's docstring and the keys that it parses. The exit status: 0, 2 after
+    a UserError or a full disk printed as one line, or a stop signal's."""
     try:
         with stop_signals():
             command(sys.argv[1:])
+    except HelpAsked as asked:
+        print(help_text(sys.modules[command.__module__].__doc__ or "", asked.settings))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

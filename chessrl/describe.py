@@ -1,4 +1,9 @@
-"""``python -m chessrl.describe data=PATH [out=FOLDER] [puzzles=TABLE]``: tables and figures of a corpus, puzzles or games."""
+"""Tables and figures of a corpus, puzzles or games.
+
+Examples:
+    python -m chessrl.describe data=data/games
+    python -m chessrl.describe data=data/games puzzles=data/puzzles/puzzles.parquet out=outputs/data
+"""
 
 from __future__ import annotations
 
@@ -52,7 +57,7 @@ def describe(settings: DescribeSettings) -> list[Section]:
     report = ReadReport()
     puzzles = _read_puzzles(path, "data", report)
     if not puzzles:
-        raise UserError(f"{path}: holds no puzzle ({report.summary()})")
+        raise UserError(f"{path}: holds no puzzle ({report.summary()}); give another table")
     account = [Section("account", "records read, kept and left out by reason", account_table({"reading": report.as_dict()}))] if report.read else []
     return account + puzzle_sections(puzzles, settings.sample, others)
 

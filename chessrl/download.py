@@ -1,7 +1,11 @@
 """The files that Lichess publishes: a month of games or the puzzle table, in parts that survive interruptions, checked before they count.
 
-``python -m chessrl.download what=games month=2026-09 out=FOLDER`` or ``what=puzzles out=FOLDER``. Bytes go to ``NAME.part``; the file takes its name
+Bytes go to ``NAME.part``; the file takes its name
 only once it is whole and, for games, its SHA-256 is the one published. Lichess publishes no checksum of the puzzle table: its length is checked.
+
+Examples:
+    python -m chessrl.download what=puzzles out=data
+    python -m chessrl.download what=games month=2016-01 out=data
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ class DownloadSettings:
     """Keys of ``python -m chessrl.download``."""
 
     what: str  # games or puzzles
-    out: str
+    out: str  # folder that the file goes to
     month: str = ""  # YYYY-MM, of games
-    base_url: str = "https://database.lichess.org"
+    base_url: str = "https://database.lichess.org"  # where the files are: Lichess's own, or a mirror laid out alike
     retries: int = 8  # tries in a row without a new byte, beyond the first
     timeout_s: float = 30.0  # without a byte
     spare_mb: int = 1024  # disk space that must stay free
@@ -55,7 +59,9 @@ class DownloadSettings:
         if self.what == "puzzles" and self.month:
             raise UserError(f"month={self.month}: the puzzle table has no months; leave month out")
         if self.retries < 0 or self.spare_mb < 0 or not self.timeout_s > 0:
-            raise UserError("retries and spare_mb must not be negative, and timeout_s must be above 0")
+            raise UserError(
+                f"retries={self.retries}, spare_mb={self.spare_mb}, timeout_s={self.timeout_s:g}: expected at least 0, at least 0 and above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
 """How strong a policy plays: games against Stockfish's limited levels, and the Elo difference that their score means.
 
-``python -m chessrl.elo model=RUN level=elo:1350 games=100 out=FOLDER``. Every position is played twice, the policy once with each colour, so
+Every position is played twice, the policy once with each colour, so
 that equal players score one half whatever the positions are worth. The difference holds for these positions and against this opponent alone.
+
+Examples:
+    python -m chessrl.elo model=outputs/rl-0123456789ab out=outputs/elo
+    python -m chessrl.elo model=outputs/rl-0123456789ab level=elo:1350 games=200 positions=openings.txt out=outputs/elo-1350
 """
 
 from __future__ import annotations
@@ -41,20 +45,20 @@ LEVELS = "elo:N (UCI_Elo), skill:N (Skill Level 0 to 20) or random (a uniform le
 
 @dataclass(frozen=True, slots=True)
 class EloSettings:
-    """``games``: an even number. ``positions``: a file with one start per line, a FEN or UCI moves from the start position; empty: endgames."""
+    """Keys of the command."""
 
-    model: str
-    out: str
-    level: str = "skill:0"
-    games: int = 100
+    model: str  # a run directory or a model folder
+    out: str  # folder for the games (games.jsonl), match.json and elo.json
+    level: str = "skill:0"  # the opponent: elo:N (UCI_Elo), skill:N (Skill Level 0 to 20) or random (a uniform legal move)
+    games: int = 100  # an even number: every position is played with both colours
     nodes: int = 10_000  # most nodes of an opponent's search
-    positions: str = ""
+    positions: str = ""  # a file with one start per line, a FEN or UCI moves from the start position; empty: endgames
     most_plies: int = 200  # a game that is longer is a draw
-    protocol: str = "auto"
-    temperature: float = 1.0
-    thinking_budget: int = 256
-    state: str = ""
-    seed: int = 0
+    protocol: str = "auto"  # auto, think, answer or game
+    temperature: float = 1.0  # 0 plays the likeliest move
+    thinking_budget: int = 256  # most tokens of a trace, closed there if the policy does not
+    state: str = ""  # history or snapshot, for a folder of no run
+    seed: int = 0  # of the policy's samples and of the positions drawn
     engine: str = ""  # Stockfish's path; empty: PATH
 
     def __post_init__(self) -> None:

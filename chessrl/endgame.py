@@ -1,10 +1,12 @@
 """The embedded world: games and mate puzzles of three to five men, made by one command and shipped as a pack.
 
-    python -m chessrl.endgame out=DIR [games=50000 puzzles=12200 seed=0 workers=0 max_plies=40 materials=KQK,KRRK,... engine=PATH]
-
-writes ``endgame_games.parquet``, ``endgame_puzzles.parquet`` and ``endgame_manifest.json``. A decision is a position of a puzzle's line in
+Writes ``endgame_games.parquet``, ``endgame_puzzles.parquet`` and ``endgame_manifest.json``. A decision is a position of a puzzle's line in
 which the solver is to move, mirror images counted as one: no game passes through a decision, and no two puzzles share one. The tables
 depend on the settings and the engine, not on the number of workers.
+
+Examples:
+    python -m chessrl.endgame out=data/endgame
+    python -m chessrl.endgame out=data/endgame games=5000 puzzles=1200 materials=KQK,KRRK workers=2
 """
 
 from __future__ import annotations
@@ -44,24 +46,24 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class EndgameSettings:
-    """What a pack is made of. ``workers`` 0: one per CPU core. ``engine`` empty: Stockfish is looked for."""
+    """What a pack is made of."""
 
-    out: str
-    games: int = 50_000
-    puzzles: int = 12_200
-    seed: int = 0
-    workers: int = 0
+    out: str  # folder for the two tables and the manifest
+    games: int = 50_000  # to play out
+    puzzles: int = 12_200  # to make, of all splits together
+    seed: int = 0  # of everything that is drawn
+    workers: int = 0  # processes; 0: one per CPU core
     max_plies: int = 40  # longer games teach shuffling, and half of their tokens would come from the few materials that do not win
     materials: tuple[str, ...] = ()  # names as in endgame_positions.GAME_WEIGHTS; empty: all
-    engine: str = ""
+    engine: str = ""  # Stockfish's path; empty: PATH, then /usr/games
 
     def __post_init__(self) -> None:
         for key, least in (("games", 1), ("puzzles", 1), ("seed", 0), ("workers", 0), ("max_plies", 1)):
             if getattr(self, key) < least:
-                raise UserError(f"{key}={getattr(self, key)} is too small: expected at least {least}")
+                raise UserError(f"{key}={getattr(self, key)}: expected at least {least}")
         for name in self.materials:
             if name not in GAME_WEIGHTS:
-                raise UserError(f"materials: {name!r} is not known; expected names out of {', '.join(GAME_WEIGHTS)}")
+                raise UserError(f"materials={name}: expected names out of {', '.join(GAME_WEIGHTS)}")
 
 
 def load_games() -> pd.DataFrame:

@@ -64,13 +64,13 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise UserError(f"engine.mode={self.mode} is not known: expected one of {', '.join(MODES)}")
+            raise UserError(f"engine.mode={self.mode}: expected one of {', '.join(MODES)}")
         for key, least in (("depth", 1), ("nodes", 1), ("hash_mb", 1), ("workers", 0)):
             if getattr(self, key) < least:
-                raise UserError(f"engine.{key}={getattr(self, key)} is too small: expected at least {least}")
+                raise UserError(f"engine.{key}={getattr(self, key)}: expected at least {least}")
         for key in ("deadline_s", "start_timeout_s"):
             if not getattr(self, key) > 0:
-                raise UserError(f"engine.{key}={getattr(self, key)} must be above 0 seconds")
+                raise UserError(f"engine.{key}={getattr(self, key)}: expected seconds, above 0")
 
     def processes(self) -> int:
         return self.workers or os.cpu_count() or 1

@@ -1,6 +1,10 @@
 """Games: PGN files or tables of moves -> games as canonical move tokens, with an account of what was dropped.
 
-``python -m chessrl.games sources=FILE[,FILE] out=FOLDER`` writes a token corpus (chessrl.ingest).
+The command writes a token corpus (chessrl.ingest).
+
+Examples:
+    python -m chessrl.games sources=lichess_db_standard_rated_2016-01.pgn.zst out=data/games
+    python -m chessrl.games sources=a.pgn,b.pgn.zst out=data/games state=history context=512 puzzles=data/puzzles/puzzles.parquet
 """
 
 from __future__ import annotations
@@ -155,20 +159,20 @@ class GameSettings:
     """Keys of ``python -m chessrl.games``: games in, a token corpus out."""
 
     sources: tuple[str, ...]  # .pgn and .pgn.zst files, - for standard input, folders of uint32 .npy token shards
-    out: str
-    workers: int = 1  # processes; they change no byte of the corpus
+    out: str  # folder for the corpus
+    workers: int = 1  # processes; their number changes no byte of the corpus
     puzzles: str = ""  # a puzzle table (parquet): games through a position of it are left out
-    state: str = "snapshot"
-    context: int = 256  # tokens
-    validation_share: float = 0.02
-    shard_tokens: int = 1 << 26
-    method: str = "auto"
-    exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")
-    min_plies: int = 10
+    state: str = "snapshot"  # how a game begins: snapshot (cut at a random ply, pieces listed) or history (moves from the start)
+    context: int = 256  # tokens of a document; a longer game is cut there
+    validation_share: float = 0.02  # of the games, kept out of training
+    shard_tokens: int = 1 << 26  # most tokens of a shard's file
+    method: str = "auto"  # of reading PGN: pgn-extract, python-chess (slow) or auto, the first where it is installed
+    exclude_time_classes: tuple[str, ...] = ("ultrabullet", "bullet")  # games of these are dropped
+    min_plies: int = 10  # shorter games are dropped
     min_rating: int = 0  # of each player whose rating is known
-    max_rating: int = 4000
-    rated_only: bool = True
-    standard_start: bool = True
+    max_rating: int = 4000  # of each player whose rating is known
+    rated_only: bool = True  # drop casual games
+    standard_start: bool = True  # drop games that begin from another position
     terminated: bool = True  # a decided result, not abandoned, no rules infraction
     balance: str = ""  # even, or {800: 1, 1000: 2}: mean ratings in these proportions
     balance_bin: int = 100  # rating points
@@ -176,9 +180,9 @@ class GameSettings:
     max_games: int = 0  # stop after so many games that pass the filters; 0: never
     keep_partial: bool = False  # of a damaged .zst, the games before the damage
     leak_fraction: float = 0.0  # share of the test puzzles whose games are let in on purpose
-    leak_copies: int = 1
-    leak_seed: int = 0
-    seed: int = 0
+    leak_copies: int = 1  # how often each leaked game is written
+    leak_seed: int = 0  # which puzzles are leaked
+    seed: int = 0  # of the cuts, of the validation share and of what balance draws
 
     def __post_init__(self) -> None:
         for key in ("max_games", "min_plies"):

@@ -5,7 +5,9 @@ Every command shares one schema (``chessrl.config.Config``) and one folder of pr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import os
 import re
 import sys
@@ -22,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chessrl.children import shell_status
+from chessrl.command_help import HELP_FLAGS
 from chessrl.config import STAGES, Config
 from chessrl.config_check import check_values
 from chessrl.errors import DISK_FULL, UserError
@@ -41,6 +44,8 @@ ConfigStore.instance().store(name="schema", node=Config)
 def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
+    if HELP_FLAGS.intersection(arguments):
+        print_help(name)
     check_processes(name, arguments)
     flags = {argument for argument in arguments if argument.startswith("-")}
     try:
@@ -67,6 +72,21 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max(statuses, default=0))
+
+
+def print_help(name: str) -> NoReturn:
+    """Hydra's help of command ``name``, each key with its meaning, and the end of the process."""
+    from chessrl.reference import with_meanings  # here: the meanings are read out of source files
+
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(lambda config: None)()
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(UserError(explain(error, sys.argv[1:])))
+    except SystemExit:  # the way Hydra ends help
+        print(with_meanings(text.getvalue()).rstrip())
+    sys.exit(0)
 
 
 def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig) -> tuple[int, str]:

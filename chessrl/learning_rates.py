@@ -1,8 +1,12 @@
-"""``python -m chessrl.learning_rates outputs=DIR``: the learning-rate rule from pretraining runs of several sizes and rates.
+"""The learning-rate rule from pretraining runs of several sizes and rates.
 
 Made for the runs of ``experiment=learning_rates``, and for any below the folder that differ in size and rate alone. For each size the best rate
 is the vertex of a parabola in log lr through the lowest loss and its two neighbours; the rule lr = lr_0 (N_0 / N)^exponent is the line through
 the sizes' best rates on logarithmic axes.
+
+Examples:
+    python -m chessrl.learning_rates outputs=outputs
+    python -m chessrl -m experiment=learning_rates                  (makes the runs)
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ Losses = dict[int, dict[float, float]]  # N without embeddings -> rate -> valida
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``outputs``: the folder of the run directories."""
+    """Keys of the command."""
 
-    outputs: str = "outputs"
+    outputs: str = "outputs"  # the folder that run directories are in
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def fit_rule(losses: Losses) -> Rule:
     """Raises UserError with fewer than two sizes or three rates of one."""
     if len(losses) < 2 or any(len(of_size) < 3 for of_size in losses.values()):
         found = ", ".join(f"N={size:,}: {len(of_size)} rates" for size, of_size in sorted(losses.items()))
-        raise UserError(f"a rule needs at least two sizes with three rates each; found {found}")
+        raise UserError(f"a rule needs at least two sizes with three rates each, found {found}; train more of them")
     found = {size: best_rate(of_size) for size, of_size in sorted(losses.items())}
     sizes, rates = np.array(list(found), float), np.array([rate for rate, _ in found.values()])
     reference = float(np.exp(np.log(sizes).mean()))

@@ -1,8 +1,12 @@
 """Puzzles from games with Stockfish: an error, one clearly best answer, and the line while the answer stays clear.
 
-``python -m chessrl.mining sources=FILE[,FILE] out=FOLDER`` writes ``puzzles.parquet`` (the project's table, without splits), ``puzzles.csv`` (the
+Writes ``puzzles.parquet`` (the project's table, without splits), ``puzzles.csv`` (the
 same in Lichess's format, for ``chessrl.puzzles`` to split) and ``mining.json`` (the account). Results go to ``mining.sqlite`` game by game: a command
 that was stopped or killed goes on with what is left.
+
+Examples:
+    python -m chessrl.mining sources=games.pgn.zst out=data/mined
+    python -m chessrl.mining sources=games.pgn.zst out=data/mined max_games=1000 workers=2 verify_nodes=20000
 """
 
 from __future__ import annotations
@@ -43,17 +47,17 @@ _LICHESS_GAME = re.compile(r"lichess\.org/([A-Za-z0-9]{8})")
 class MiningSettings(MiningRules):
     """Keys of ``python -m chessrl.mining``: the rules, and which games are searched with what."""
 
-    sources: tuple[str, ...]
-    out: str
+    sources: tuple[str, ...]  # .pgn and .pgn.zst files
+    out: str  # folder for the puzzles and the account
     max_games: int = 0  # so many games at most; 0: all
-    exclude_time_classes: tuple[str, ...] = GameFilters().exclude_time_classes
-    min_plies: int = 10
-    rated_only: bool = True
+    exclude_time_classes: tuple[str, ...] = GameFilters().exclude_time_classes  # games of these are left out
+    min_plies: int = 10  # shorter games are left out
+    rated_only: bool = True  # leave casual games out
     engine: str = ""  # Stockfish's path; empty: PATH, then /usr/games
     hash_mb: int = 1  # MB per process
     workers: int = 1  # engine processes, of one thread each; they share the games and change no result
     deadline_s: float = 60.0  # seconds that one search may take before its process is replaced
-    start_timeout_s: float = 20.0
+    start_timeout_s: float = 20.0  # seconds that an engine may take to start
 
     def __post_init__(self) -> None:
         MiningRules.__post_init__(self)

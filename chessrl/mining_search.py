@@ -49,7 +49,7 @@ class MiningRules:
     max_line_moves: int = 12  # of the whole line, the error included
     keep_recaptures: bool = False  # keep lines that only take back
     ladder_first: int = 16  # nodes of the smallest budget that measures difficulty; each step doubles it
-    ladder_last: int = 65536
+    ladder_last: int = 65536  # nodes of the largest
 
     def __post_init__(self) -> None:
         for key in ("scan_nodes", "verify_nodes", "ladder_first"):

@@ -112,7 +112,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, precision: str = "fp32"):
         super().__init__()
         if config.heads % config.kv_heads:
-            raise UserError(f"model.heads={config.heads} must be a multiple of model.kv_heads={config.kv_heads}")
+            raise UserError(f"model.heads={config.heads}: expected a multiple of model.kv_heads={config.kv_heads}")
         self.config = config
         self.precision = precision
         self.shares_prompts = precision == "bf16"  # a group's prompt is read once for all: sums in another order, which fp32's bits forbid

@@ -41,7 +41,7 @@ def line_keys(fen: str, moves: Iterable[chess.Move]) -> list[int]:
         start, end = move.from_square, move.to_square
         kind = squares[start]
         if kind == _EMPTY:
-            raise UserError(f"the line from {fen!r} plays {move.uci()} from an empty square; expected legal moves")
+            raise UserError(f"the line from {fen!r} plays {move.uci()} from an empty square: expected legal moves; correct the table")
         taken = squares[end]
         own_rook = _ROOKS[white]
         squares[start] = _EMPTY
@@ -100,7 +100,7 @@ def _read_placement(fen: str) -> tuple[list[int], bool, int]:
     try:
         board = chess.BaseBoard(fen.split()[0])
     except (ValueError, IndexError) as error:
-        raise UserError(f"{fen!r} is not a position in FEN ({error})") from error
+        raise UserError(f"{fen!r} is not a position in FEN ({error}); correct the table") from error
     white = fen.split()[1:2] != ["b"]
     squares = [_EMPTY] * 64
     key = _WHITE_TO_MOVE if white else 0

@@ -1,9 +1,13 @@
-"""Free disk space below a folder of runs: ``python -m chessrl.prune outputs=DIR [steps=none] [apply=true]``.
+"""Free disk space below a folder of runs.
 
 Shows what it would free; ``apply=true`` does it. The rule: a completed run needs its ``state/`` no more, since the same configuration is skipped;
 its ``models/step-N`` go where ``steps`` does not name them (``all``, the default, keeps every one); with ``branches=true`` its ``stable-*/``, from
 which longer runs of the wsd schedule would begin, goes too. Runs that are not completed are left alone: they go on from their state. Weights,
 metrics, evaluations and what a run's directory says of it always stay, and so does what a link leads to.
+
+Examples:
+    python -m chessrl.prune outputs=outputs
+    python -m chessrl.prune outputs=outputs steps=last apply=true
 """
 
 from __future__ import annotations
@@ -23,15 +27,13 @@ from chessrl.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class PruneSettings:
-    """``steps``: step checkpoints to keep: all, none, last (of each run), or step numbers (commas). ``branches``: the states of wsd runs that
-    longer ones begin from go as well.
-    """
+    """Keys of the command."""
 
-    outputs: str = "outputs"
-    states: bool = True
-    branches: bool = False
-    steps: tuple[str, ...] = ("all",)
-    apply: bool = False
+    outputs: str = "outputs"  # the folder that run directories are in
+    states: bool = True  # free the state/ of completed runs
+    branches: bool = False  # free the states of wsd runs that longer ones begin from (stable-*/)
+    steps: tuple[str, ...] = ("all",)  # models/step-N to keep: all, none, last (of each run), or step numbers
+    apply: bool = False  # free it; false only shows what would be freed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,10 @@
-"""Lichess's puzzle tables -> the splits of an experiment: ``python -m chessrl.puzzles sources=FILE[,FILE] out=FOLDER ...``.
+"""Lichess's puzzle tables -> the splits of an experiment, disjoint and balanced by rating.
 
 ``out`` gets ``puzzles.parquet``, ``puzzles.json`` (what became of every row) and, with an engine check, ``several_solutions.txt``.
+
+Examples:
+    python -m chessrl.puzzles sources=lichess_db_puzzle.csv.zst out=data/puzzles
+    python -m chessrl.puzzles sources=lichess_db_puzzle.csv.zst out=data/puzzles sft=20000 min_popularity=80 rl_mix=B1:1,B2:1
 """
 
 from __future__ import annotations

@@ -21,41 +21,41 @@ LONGEST_LINE = 100  # moves; what Lichess's generator cannot exceed by far
 class PuzzleSettings:
     """Keys of ``python -m chessrl.puzzles``: Lichess tables in, ``out``/puzzles.parquet and puzzles.json (the account) out."""
 
-    sources: tuple[str, ...]
-    out: str
-    sft: int = 4000  # puzzles of each split
-    rl: int = 6000
-    validation: int = 800
-    test: int = 1500
-    private: int = 400
-    sft_mix: tuple[str, ...] = ("B1:1", "B2:1", "B3:1", "B4:1")  # even over ratings from 800 to 2400
-    rl_mix: tuple[str, ...] = ("B0:7.5", "B1:35", "B2:35", "B3:7.5", "B4:7.5", "B5:7.5")  # 70 % from B1 and B2
-    test_mix: tuple[str, ...] = ("B0:1", "B1:1", "B2:1", "B3:1", "B4:1", "B5:1")  # of test, validation and private
+    sources: tuple[str, ...]  # Lichess puzzle tables (.csv, .csv.zst)
+    out: str  # folder for the table and the account
+    sft: int = 4000  # puzzles of the split that fine-tuning trains on
+    rl: int = 6000  # of the one that RL trains on
+    validation: int = 800  # of the one that evaluations during development look at
+    test: int = 1500  # of the one that reported figures are of
+    private: int = 400  # of the one that an evaluation opens only with an entry in the access log
+    sft_mix: tuple[str, ...] = ("B1:1", "B2:1", "B3:1", "B4:1")  # weights of the bins; the default is even over ratings from 800 to 2400
+    rl_mix: tuple[str, ...] = ("B0:7.5", "B1:35", "B2:35", "B3:7.5", "B4:7.5", "B5:7.5")  # weights of the bins; the default takes 70 % from B1 and B2
+    test_mix: tuple[str, ...] = ("B0:1", "B1:1", "B2:1", "B3:1", "B4:1", "B5:1")  # weights of the bins in test, validation and private
     test_mirrored: bool = True  # split test_mirrored: the test puzzles with colours exchanged
     held_out_themes: tuple[str, ...] = ()  # puzzles with one of these are for split test_themes alone
-    test_themes: int = 0
-    test_long: int = 0  # split test_long: lines of more than max_line_moves
-    corpus_until: str = ""  # 2023-12-31: puzzles whose game is known to be later are for split test_recent alone
-    test_recent: int = 0
-    min_rating: int = 0
-    max_rating: int = 9999
-    max_deviation: int = 500
-    min_popularity: int = -100
-    min_plays: int = 0
-    max_line_moves: int = 12  # the opponent's first move included
-    themes: tuple[str, ...] = ()  # at least one of these
-    exclude_themes: tuple[str, ...] = ()
+    test_themes: int = 0  # puzzles of split test_themes
+    test_long: int = 0  # puzzles of split test_long: lines of more than max_line_moves
+    corpus_until: str = ""  # a day such as 2023-12-31: puzzles whose game is known to be later are for split test_recent alone
+    test_recent: int = 0  # puzzles of split test_recent
+    min_rating: int = 0  # puzzles below it are left out
+    max_rating: int = 9999  # puzzles above it are left out
+    max_deviation: int = 500  # puzzles whose rating is less certain than this are left out
+    min_popularity: int = -100  # less popular ones are left out; -100 to 100
+    min_plays: int = 0  # puzzles that were played less often are left out
+    max_line_moves: int = 12  # longer lines are left out; the opponent's first move is counted
+    themes: tuple[str, ...] = ()  # only puzzles with at least one of these; empty: all
+    exclude_themes: tuple[str, ...] = ()  # no puzzles with one of these
     bad_ids: str = ""  # a file of puzzle ids to leave out, one a line
     missing: str = "drop"  # rows without the deviation, popularity or plays that a filter asks for: drop or keep
     games: tuple[str, ...] = ()  # PGN files to search for the source games: dates and histories
     lichess_api: bool = False  # ask the Lichess export for source games that are found nowhere else
-    lichess_url: str = "https://lichess.org"
+    lichess_url: str = "https://lichess.org"  # where the export is
     require_history: bool = False  # only puzzles with the moves that lead to them, as state=history needs
-    engine_check: str = "off"  # puzzles with another solution: flag them in several_solutions.txt, or drop them as well
-    engine_path: str = ""
-    engine_depth: int = 8
+    engine_check: str = "off"  # puzzles with another solution: off, flag (in several_solutions.txt) or drop
+    engine_path: str = ""  # Stockfish's path; empty: PATH, then /usr/games
+    engine_depth: int = 8  # plies that it searches
     engine_delta: float = 0.02  # a move within so much of the best expected score is a solution
-    seed: int = 0
+    seed: int = 0  # of the draw
 
     def __post_init__(self) -> None:
         for key in (*SPLITS, *POOL_OF_SLICE, "min_plays", "max_line_moves", "seed"):

@@ -9,15 +9,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chess
-import pandas as pd
-from pyarrow import ArrowInvalid
 
 from chessrl.command import run_command
 from chessrl.errors import UserError, make_folder
 from chessrl.notation import BOS, THINK, line_tokens, snapshot_tokens
 from chessrl.position_keys import line_keys
+
+if TYPE_CHECKING:
+    import pandas as pd  # imported below only where a table is read or written: every command's --help passes here
 
 BINS = ("B0", "B1", "B2", "B3", "B4", "B5")
 STATES = ("snapshot", "history")
@@ -63,6 +65,8 @@ _OPTIONAL_COLUMNS = ("game", "date")
 
 def save_puzzles(puzzles: Iterable[Puzzle], path: Path | str) -> None:
     """Write a puzzle table (parquet), tuples as space-separated words; the file appears whole or not at all."""
+    import pandas as pd
+
     path = Path(path)
     puzzles = list(puzzles)
     columns = {name: [getattr(puzzle, name) for puzzle in puzzles] for name in _COLUMNS}
@@ -76,6 +80,9 @@ def save_puzzles(puzzles: Iterable[Puzzle], path: Path | str) -> None:
 
 def load_puzzles(path: Path | str, split: str | None = None, bins: Iterable[str] | None = None) -> list[Puzzle]:
     """Puzzles of a table, in its order, of one split and some bins where given. Raises UserError for a missing file or column."""
+    import pandas as pd
+    from pyarrow import ArrowInvalid
+
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such puzzle table; make one with python -m chessrl.puzzles or python -m chessrl.endgame")

@@ -1,20 +1,22 @@
 """The configuration reference: every key with its default, what it may be and what it means, from the typed schema and its comments.
 
-``python -m chessrl.reference out=docs/configuration.md`` writes the page; a test holds the committed one equal to the code.
+A test holds the committed page equal to the code.
+
+Examples:
+    python -m chessrl.reference out=docs/configuration.md
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
-import tokenize
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from chessrl.command import parse_settings, run_command
+from chessrl.command_help import comments_of, written
 from chessrl.config import Config
 from chessrl.config_check import CHOICES, LISTS, OPTIONAL_COUNTS, RANGES
 
@@ -67,16 +69,8 @@ def _sections(path: str, values: Any, hashed: str) -> Iterator[tuple[str, str, l
 
 
 def _written(value: Any) -> str:
-    """A default as a command line gives it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return "{}" if isinstance(value, dict) else "(empty)" if value == "" else str(value)
+    """A default as a command line gives it, with a word for what is empty."""
+    return "{}" if isinstance(value, dict) else "(empty)" if value == "" else written(value)
 
 
 def _allowed(path: str, kind: type) -> str:
@@ -95,27 +89,18 @@ def _allowed(path: str, kind: type) -> str:
     return names.get(kind) or str(kind).replace("str", "text").replace("int", "integer").replace("float", "number").replace("None", "null")
 
 
-def comments_of(of: type) -> dict[str, str]:
-    """The comment of every field of a dataclass of the schema: the lines right above it and the one behind it. "" where there is none."""
-    source = inspect.getsource(of)
-    lines = source.splitlines()
-    comments = {
-        token.start[0]: token.string.lstrip("# ").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for statement in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        above = []
-        line = statement.lineno - 1
-        while line in comments and lines[line - 1].lstrip().startswith("#"):
-            above.insert(0, comments[line])
-            line -= 1
-        behind = [comments[line] for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1) if line in comments]
-        found[statement.target.id] = " ".join([*above, *behind])
-    return found
+def with_meanings(help_text: str) -> str:
+    """Hydra's help with the meaning of each key of the schema as a comment behind it; the configuration in it is YAML, two blanks a level."""
+    meanings = {key.path: f"{key.meaning} [{key.allowed}]" for _, _, keys in sections() for key in keys}
+    path: list[str] = []
+    lines = []
+    for line in help_text.splitlines():
+        if match := re.match(r"((?:  )*)(\w+):(?: |$)", line):
+            path[len(match[1]) // 2 :] = [match[2]]
+            meaning = meanings.get(".".join(path))
+            line = f"{line}  # {meaning}" if meaning else line
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def page() -> str:

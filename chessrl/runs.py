@@ -1,6 +1,10 @@
-"""The table of all runs below a folder: ``python -m chessrl.runs outputs=DIR [keys=rl.steps,algorithm.beta]``, ``load_runs`` in a notebook.
+"""The table of all runs below a folder, as ``load_runs`` gives it in a notebook.
 
 Only files are read, and a run that is at work is not disturbed. A run whose files are damaged is a row that says so.
+
+Examples:
+    python -m chessrl.runs outputs=outputs
+    python -m chessrl.runs outputs=outputs keys=rl.steps,algorithm.beta
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class RunsSettings:
-    """``keys``: configuration keys to show beside the columns, such as those of a sweep."""
+    """Keys of the command."""
 
-    outputs: str = "outputs"
-    keys: tuple[str, ...] = ()
+    outputs: str = "outputs"  # the folder that run directories are in
+    keys: tuple[str, ...] = ()  # configuration keys to show beside the columns, such as those of a sweep
 
 
 def load_runs(folder: str | Path, keys: Sequence[str] = ()) -> pd.DataFrame:

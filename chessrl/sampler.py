@@ -54,15 +54,15 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise UserError(f"protocol={self.protocol!r} is unknown: use one of {', '.join(PROTOCOLS)}")
+            raise UserError(f"protocol={self.protocol!r}: expected one of {', '.join(PROTOCOLS)}")
         if self.spelling not in ("lenient", "strict"):
-            raise UserError(f"spelling={self.spelling!r} is unknown: use lenient or strict")
+            raise UserError(f"spelling={self.spelling!r}: expected lenient or strict")
         if self.thinking not in THINKING:
-            raise UserError(f"thinking={self.thinking!r} is unknown: use one of {', '.join(THINKING)}")
+            raise UserError(f"thinking={self.thinking!r}: expected one of {', '.join(THINKING)}")
         if self.thinking_minimum > self.thinking_budget:
-            raise UserError(f"thinking_minimum={self.thinking_minimum} is more than thinking_budget={self.thinking_budget}: lower it")
+            raise UserError(f"thinking_minimum={self.thinking_minimum}: expected at most thinking_budget={self.thinking_budget}")
         if self.temperature < 0:
-            raise UserError(f"temperature={self.temperature} is negative: use 0 (greedy) or more")
+            raise UserError(f"temperature={self.temperature}: expected 0 (greedy) or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,9 @@ class _Record:
 
     def finish(self, prompts: Tensor, prompt_lengths: Tensor, puzzles: Tensor) -> Rollout:
         if bool(self.logprobs.isnan().any()):
-            raise UserError("the policy's probabilities are not numbers: its training diverged, or its weights are damaged")
+            raise UserError(
+                "the policy's probabilities are not numbers: its training diverged, or its weights are damaged; take an earlier checkpoint"
+            )
         used = int(self.lengths.max())
         columns = (self.tokens, self.policy, self.logprobs, self.entropies)
         tokens, policy, logprobs, entropies = (column[:, :used] for column in columns)

@@ -108,7 +108,7 @@ def read_choices(overrides: Sequence[str]) -> list[list[str]]:
         raise UserError(explain(error, list(overrides))) from None
     for key, values in choices.items():
         if not values:
-            raise UserError(f"{key}: no value to go through")
+            raise UserError(f"{key}: no value to go through; give some, such as {key}=1,2,3")
     return list(choices.values())
 
 

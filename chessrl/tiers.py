@@ -5,9 +5,13 @@ easy 1, medium 2-8, hard 9-32, frontier 33-256, beyond: none. With an exact succ
 frontier from 1/256, beyond below. Their claim that training solves what the base could not needs the null that they leave out: 256 fresh samples
 of the base solve some of those puzzles too.
 
-``python -m chessrl.tiers before=EVALUATION [after=EVALUATION] [fresh=EVALUATION] [boundary=N]`` prints the tiers of one policy, how puzzles moved to
+Prints the tiers of one policy, how puzzles moved to
 another's, and what was newly solved beside the null; fresh is an evaluation of the first policy with another seed. boundary: also the ids of up to N
 puzzles on each side of what the first policy can solve, as the key that fine-tunes on them.
+
+Examples:
+    python -m chessrl.tiers before=outputs/sft-0123456789ab/evaluations/0123456789ab boundary=200
+    python -m chessrl.tiers before=start.csv after=later.csv
 """
 
 from __future__ import annotations
@@ -105,7 +109,9 @@ def migration_table(before: pd.Series, after: pd.Series) -> pd.DataFrame:
     Raises UserError where the puzzles differ.
     """
     if set(before.index) != set(after.index) or len(before) != len(after):
-        raise UserError(f"tier migration: expected the same puzzles before and after, found {len(before)} and {len(after)}, with different names")
+        raise UserError(
+            f"tier migration: expected the same puzzles before and after, found {len(before)} and {len(after)}; evaluate both on one split"
+        )
     counts = pd.crosstab(before, after.reindex(before.index)).reindex(index=list(TIERS), columns=list(TIERS), fill_value=0)
     return counts.rename_axis(index="before", columns="after")
 
@@ -156,7 +162,7 @@ def newly_solved_by_samples(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.D
     """
     tables = [table.set_index("puzzle")["first_success"] for table in (base, later, fresh)]
     if any(set(table.index) != set(tables[0].index) for table in tables):
-        raise UserError("newly solved: expected the same puzzles in all three evaluations")
+        raise UserError("newly solved: expected the same puzzles in all three evaluations; make them on one split")
     unsolved, solved, never = tables[0] == 0, tables[1].reindex(tables[0].index) > 0, tables[2].reindex(tables[0].index) == 0
     return newly_solved(unsolved.to_numpy(), (unsolved & never).to_numpy(), solved.to_numpy())
 
@@ -187,11 +193,11 @@ def tier_counts(tiers: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """Evaluation folders, or files of puzzle and exact p: a policy, a later one, and the first policy sampled again."""
+    """Keys of the command. A policy is an evaluation folder, or a .csv or .parquet file of puzzle and exact p."""
 
-    before: str
-    after: str = ""
-    fresh: str = ""
+    before: str  # evaluation folder of a policy, or a file of puzzle and exact p
+    after: str = ""  # the same of a later policy: what was newly solved
+    fresh: str = ""  # the first policy's evaluation with another seed: the null
     boundary: int = 0  # name so many puzzles on each side of what the first policy can solve
 
 

@@ -1,7 +1,10 @@
 """A trained policy as a UCI engine, for chess programs and ``cutechess-cli``.
 
-``python -m chessrl.uci model=RUN [protocol=...] [temperature=...] [seed=...] [thinking_budget=...] [state=...]``. Standard output carries UCI
-alone. The policy does not search: it answers at once, whatever time, depth or nodes it is given.
+Standard output carries UCI alone. The policy does not search: it answers at once, whatever time, depth or nodes it is given.
+
+Examples:
+    python -m chessrl.uci model=outputs/rl-0123456789ab
+    python -m chessrl.uci model=outputs/sft-0123456789ab protocol=think temperature=0.5 thinking_budget=64
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ LIMITS = ("movetime", "wtime", "btime", "winc", "binc", "movestogo", "nodes", "d
 
 @dataclass(frozen=True, slots=True)
 class UciSettings:
-    """``model``: a run directory or a model folder. ``protocol``: auto, think, answer or game; ``state``: for a folder of no run."""
+    """Keys of the command."""
 
-    model: str
-    protocol: str = "auto"
-    temperature: float = 1.0
-    seed: int = 0
-    thinking_budget: int = 256
-    state: str = ""
+    model: str  # a run directory or a model folder
+    protocol: str = "auto"  # auto, think, answer or game
+    temperature: float = 1.0  # 0 plays the likeliest move
+    seed: int = 0  # of the samples
+    thinking_budget: int = 256  # most tokens of a trace, closed there if the policy does not
+    state: str = ""  # history or snapshot, for a folder of no run
 
 
 class UciEngine:

@@ -1,7 +1,5 @@
 """How much verifier a policy needs: what Stockfish accepts, at several limits, of the answers that a policy would give, against the proven line.
 
-    python -m chessrl.verifier_nodes evaluations=FOLDER,FOLDER,... out=FOLDER [nodes=1,10,100,1000] [depths=1,2,4,8] [max_puzzles=N]
-
 Each evaluation holds ``policy.parquet`` (``evaluate.policy_traces``), so nothing is sampled: probabilities of a policy's answers are added up. An
 answer is judged as the reward ``engine`` judges an episode: every move is the line's, a mate, or within ``delta`` of the best by the engine. It is
 right when the line says so; a right answer is never refused by this reward, so its errors are false positives alone. ``recalled`` is what the
@@ -11,6 +9,10 @@ engine would accept of the right answers by itself.
 upper bound of the probability that the policy gives such an answer in canonical spelling, by the factor P(``<call_env>`` | move) a move.
 
 Writes ``verdicts.parquet``, one row per policy (a run at a step), limit and puzzle, which ``python -m analysis.verifier_nodes`` reads.
+
+Examples:
+    python -m chessrl.verifier_nodes evaluations=outputs/rl-0123456789ab/evaluations/0123456789ab out=outputs/verifiers
+    python -m chessrl.verifier_nodes evaluations=outputs/rl-0123456789ab/evaluations/0123456789ab out=outputs/verifiers depths=2
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ POLICY_FILE = "policy.parquet"
 
 @dataclass(frozen=True, slots=True)
 class NodesSettings:
-    """Keys of the command. Limits: ``nodes`` per move (each searched by itself), ``depths`` in plies (all moves in one search)."""
+    """Keys of the command."""
 
-    evaluations: tuple[str, ...]
-    out: str
-    nodes: tuple[str, ...] = ("1", "10", "100", "1000")
-    depths: tuple[str, ...] = ("1", "2", "4", "8")
+    evaluations: tuple[str, ...]  # evaluation folders with policy.parquet (evaluate.policy_traces)
+    out: str  # folder for verdicts.parquet and the labels
+    nodes: tuple[str, ...] = ("1", "10", "100", "1000")  # limits of nodes per move, each move searched by itself
+    depths: tuple[str, ...] = ("1", "2", "4", "8")  # limits in plies, all moves in one search
     puzzles: str = ""  # the puzzle table; empty: the packaged one
     max_puzzles: int = 0  # of each evaluation, the first by name; 0: all
-    delta: float = 0.02
-    mate_slack: int = 0
+    delta: float = 0.02  # a move within so much of the best expected score is accepted
+    mate_slack: int = 0  # between mate scores, a mate at most so many moves longer than the shortest is accepted
     workers: int = 0  # engine processes; 0: one per core
 
 

@@ -66,7 +66,7 @@ def move_table(
         logprobs[number, : len(names)] = np.log(values / values.sum())
         solved[number, list(places)] = True
     if width == 0:
-        raise UserError("no puzzle in the table: expected at least one")
+        raise UserError("tabular: no puzzle in the table of moves, expected at least one; give another start policy")
     return MoveTable(tuple(puzzles), tuple(map(tuple, moves)), torch.from_numpy(logprobs), torch.from_numpy(solved))
 
 

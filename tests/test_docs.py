@@ -23,10 +23,21 @@ PLACEHOLDERS = re.compile(r"^(launcher|hydra\.|experiment=NAME|model=)|\.\.\.")
 
 def commands_of(page: Path) -> list[list[str]]:
     """The words after `python -m` of every command line in the page's code blocks, comments left out and continued lines joined."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return commands_in("\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)))
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words after `python -m` of every line that has it, comments left out and continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
     found = [re.search(r"(?:^|\s)(?:python -m|torchrun \S+ -m) (.*)", line.split("  #")[0]) for line in lines]
     return [shlex.split(match[1]) for match in found if match]
+
+
+def check_keys(module: str, words: list[str]) -> None:
+    """Compose the command's configuration, of a sweep its first values. Raises UserError for a key that does not exist."""
+    overrides = [word for word in words if "=" in word and not PLACEHOLDERS.search(word)]
+    swept = [re.sub(r"^([^\[]*?=[^\[,]*),.*", r"\1", word) for word in overrides]
+    compose(COMMANDS[module], [word for word in swept if not word.startswith(("runs=", "parent="))])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -49,9 +60,7 @@ def test_commands_name_modules_and_keys_that_exist():
     for page in PAGES:
         for module, *words in commands_of(page):
             assert importlib.util.find_spec(module) is not None, f"{page.name}: python -m {module}"
-            overrides = [word for word in words if "=" in word and not PLACEHOLDERS.search(word)]
             if module in COMMANDS:
-                swept = [re.sub(r"^([^\[]*?=[^\[,]*),.*", r"\1", word) for word in overrides]  # the first value of a sweep
-                compose(COMMANDS[module], [word for word in swept if not word.startswith(("runs=", "parent="))])
+                check_keys(module, words)
                 checked += 1
     assert checked > 20

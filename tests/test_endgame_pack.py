@@ -217,8 +217,8 @@ def test_the_same_seed_gives_the_same_tables_with_one_worker_or_two(tmp_path: Pa
     [
         ("gmaes=5", "gmaes"),
         ("games=many", "games=many"),
-        ("games=0", "games=0 is too small"),
-        ("materials=KQK,KXK", "'KXK' is not known"),
+        ("games=0", "games=0: expected at least 1"),
+        ("materials=KQK,KXK", "materials=KXK: expected names"),
         ("engine=/no/such/program", "/no/such/program"),
     ],
 )

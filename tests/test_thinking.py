@@ -142,7 +142,7 @@ def test_traces_without_a_budget_are_whole(environment):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"thinking": "never"}, "thinking='never' is unknown"), ({"thinking_minimum": 13}, "thinking_minimum=13 is more than thinking_budget=12")],
+    [({"thinking": "never"}, "'never': expected one of"), ({"thinking_minimum": 13}, "thinking_minimum=13: expected at most thinking_budget=12")],
 )
 def test_impossible_ways_of_thinking_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
