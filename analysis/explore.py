@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from analysis.explorer import Explorer
+from analysis.explorer import HOW_TO_MEASURE, Explorer
 from analysis.explorer_page import page_html, puzzle_html
 from analysis.read import read_runs
 from chessrl.command import parse_settings, run_command
@@ -89,6 +89,8 @@ def make_server(explorer: Explorer, port: int) -> ThreadingHTTPServer:
 def main(arguments: list[str]) -> None:
     settings = parse_settings(ExploreSettings, arguments)
     explorer = Explorer(read_runs([Path(run) for run in settings.runs]), settings.split)
+    if explorer.left_out:
+        print(f"left out, no measured policy on split {explorer.split}: {', '.join(explorer.left_out)}; make one with {HOW_TO_MEASURE}", flush=True)
     with make_server(explorer, settings.port) as server:
         print(f"puzzle explorer: http://{LOOPBACK}:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
         server.serve_forever()

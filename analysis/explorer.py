@@ -169,6 +169,8 @@ class Explorer:
             MeasuredPolicy(label, run, evaluation, state_policies(evaluation.folder / "policy.parquet")) for label, run, evaluation in measured
         ]
         self.split = str(self.policies[0].evaluation.labels["split"])
+        shown = {policy.run.run_id for policy in self.policies}
+        self.left_out = [run.run_id for run in runs if run.run_id not in shown]  # given, but not measured on this split
         table = load_puzzles(self.policies[0].run, self.split)
         asked = {puzzle for policy in self.policies for puzzle, _ in policy.states}
         if foreign := sorted(asked - set(table)):

@@ -109,7 +109,11 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
     if config.pipeline.evaluate:
         for directory in directories:
             call("chessrl.evaluate", f"parent={quoted(directory)}")
-        for step in steps:
+        kept = [step for step in steps if (directories[-1] / "models" / f"step-{step}").is_dir()]
+        if len(kept) < len(steps):  # in a grid of budgets some runs are shorter than others
+            total -= len(steps) - len(kept)
+            print(f"rl.save_steps={sorted({*steps} - {*kept})}: {directories[-1]} keeps no models of these steps, they are not evaluated", flush=True)
+        for step in kept:
             call("chessrl.evaluate", f"parent={quoted(directories[-1])}", f"evaluate.step={step}")
         if config.pipeline.engine_evaluation:
             puzzles = min(ENGINE_PUZZLES, config.evaluate.max_puzzles or ENGINE_PUZZLES)

@@ -94,6 +94,8 @@ def puzzle_table(config: Config) -> Path:
     if any(path.endswith(".parquet") for path in paths):
         if len(paths) > 1:
             raise UserError(f"world.puzzles={','.join(paths)}: expected one puzzle table (.parquet), or Lichess files to make one of")
+        if not Path(paths[0]).is_file():
+            raise UserError(f"world.puzzles={paths[0]}: no such file; give the puzzle table that python -m chessrl.puzzles wrote, or Lichess files")
         return Path(paths[0])
     sizes = {split: getattr(world, f"{split}_puzzles") for split in SPLITS}
     history = world.state == "history"

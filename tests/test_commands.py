@@ -141,6 +141,7 @@ def test_a_value_out_of_range_is_refused_before_any_work(override, message, monk
     ("stage", "overrides", "message"),
     [
         ("pretrain", ["world=lichess", "world.games=a.pgn", "world.puzzles=b.csv"], r"b\.csv: no such file\..*database\.lichess\.org"),
+        ("pretrain", ["world=lichess", "world.games=a.pgn", "world.puzzles=b.parquet"], r"b\.parquet: no such file; give the puzzle table"),
         ("pretrain", ["world=lichess"], r"world\.(games|puzzles) is empty\..*database\.lichess\.org"),
         ("sft", [], "parent is empty"),
         ("sft", ["parent=nowhere"], "parent=nowhere is not a finished run"),

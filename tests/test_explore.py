@@ -238,6 +238,8 @@ def test_a_run_without_a_measured_policy_says_how_to_measure_one(runs, tmp_path)
         (copy / name).write_bytes((sft / name).read_bytes())
     with pytest.raises(UserError, match="policy_traces"):
         Explorer(read_runs([copy]))
+    assert Explorer(read_runs([*runs[:1], copy])).left_out == [sft.name]
+    assert not Explorer(read_runs(runs)).left_out
     with pytest.raises(UserError, match="on split private"):
         Explorer(read_runs(runs), "private")
     [section] = explorer_sections(read_runs([copy]))

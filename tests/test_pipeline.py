@@ -263,3 +263,20 @@ def test_stages_that_do_not_follow_each_other_are_refused(stages):
 def test_any_path_survives_hydras_override_grammar(name):
     config = compose("analysis", [f"parent={quoted(Path(name))}", f"runs=[{quoted(Path(name))},{quoted(Path('b'))}]"])
     assert config.parent == name and config.runs == [name, "b"]
+
+
+def test_a_run_shorter_than_a_step_to_keep_is_evaluated_at_those_that_it_kept(tmp_path, monkeypatch, capsys):
+    """In a grid of budgets one rl.save_steps serves runs of different lengths."""
+    evaluated = []
+
+    def child(arguments: list[str]) -> tuple[Path | None, list[int]]:
+        evaluated.extend(override for override in arguments if override.startswith("evaluate.step="))
+        return tmp_path / arguments[2], []
+
+    monkeypatch.setattr("chessrl.pipeline.run_stage_command", child)
+    (tmp_path / "rl" / "models" / "step-2").mkdir(parents=True)
+    keys = ["rl.save_steps=[2,40]", "pipeline.evaluate_steps=true", "pipeline.engine_evaluation=false", "pipeline.report=false"]
+    assert run_pipeline(compose("chessrl", ["model=nano", f"outputs={quoted(tmp_path)}", *keys]), []) == 0
+    told = capsys.readouterr().out
+    assert evaluated == ["evaluate.step=2"]
+    assert "rl.save_steps=[40]: " in told and "[7/7, " in told and "/8, " not in told.rsplit("rl.save_steps", 1)[1]
