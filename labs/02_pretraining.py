@@ -8,7 +8,10 @@
 # # Lab 2: pretraining and its scaling
 #
 # The same model on more and more games: how does the loss fall, what does it cost, and can you say beforehand what a longer run will reach? 40 minutes, of which
-# some 5 are computing.
+# some MINUTES are computing.
+#
+# *N* is the number of a model's parameters without its embeddings, *T* the number of tokens that it is trained on, *L* its loss on games that it was not trained on: the mean of
+# -ln p over the tokens of the moves, in nats. *FLOPs* are floating-point operations, multiplications and additions alike.
 
 # %%
 import numpy as np
@@ -20,10 +23,9 @@ from chessrl.run import read_summary
 # %% [markdown]
 # ## What it costs
 #
-# Training a model of N parameters (embeddings left out) on T tokens takes about 6 N T floating-point operations: 2 forward and 4 backward for each parameter and
-# token.
+# Training a model of N parameters on T tokens takes about 6 N T FLOPs: 2 forward and 4 backward for each parameter and token.
 #
-# **Exercise 2.1.** Write that function, and its inverse: how many tokens a budget buys.
+# **Exercise 2.1.** Write that function, and its inverse: how many tokens a budget of FLOPs buys a model of so many parameters.
 
 # %% name="flops"
 def training_flops(parameters: int, tokens: int) -> float:
@@ -63,7 +65,8 @@ for summary in runs:
 # %% [markdown]
 # ## A law
 #
-# **Exercise 2.2.** Fit log10 L = a + b log10 T by least squares and return (a, b). (A law with a floor, L = E + B T^-beta, needs more runs than three.)
+# **Exercise 2.2.** Fit log10 L = a + b log10 T by least squares and return (a, b). `tokens` and `losses` are arrays of one length, a value for each run. (A law with a floor, L = E + B
+# T^-beta, needs more runs than three.)
 
 # %% name="power_law"
 def power_law(tokens: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
@@ -79,7 +82,7 @@ check_function("2.2 power law", power_law)
 # **Question 2.4.** At a fixed budget of FLOPs, you double N. By which factor does T change?
 #
 # **Question 2.5.** The loss of a model that knows the rules and nothing else: with 12 legal moves everywhere, all equally likely, and 3 tokens a move, how many nats
-# per token?
+# per token (two decimals are enough)? Compare with the runs above.
 
 # %% name="answers"
 steps = ...
@@ -100,6 +103,7 @@ check("2.5 rules alone", nats)
 predicted = ...
 
 # %%
+check("2.6 the prediction", predicted, tokens, losses, LONGER)
 if predicted is not ...:
     longer = pretrained(LONGER)
     print(f"predicted {predicted:.3f}, measured {longer['validation/loss']:.3f} nats per move token")
