@@ -97,13 +97,15 @@ check("2.5 rules alone", nats)
 # %% [markdown]
 # ## The prediction
 #
-# **The figure.** Predict the loss of the longer run from your law, then train it (a minute), and draw both.
+# **The figure.** Put the loss at `LONGER` tokens that your law says into `predicted`; only then is the longer run trained (some two minutes), and both are drawn. Beside them stand longer runs of
+# the same model, from `docs/results/endgame`, which had another learning rate.
 
 # %% name="prediction"
 predicted = ...
 
 # %%
 check("2.6 the prediction", predicted, tokens, losses, LONGER)
+PUBLISHED_TOKENS, PUBLISHED_LOSSES = np.array([4e5, 8e5, 1.6e6, 3.2e6]), np.array([2.473, 1.777, 1.141, 1.006])
 if predicted is not ...:
     longer = pretrained(LONGER)
     print(f"predicted {predicted:.3f}, measured {longer['validation/loss']:.3f} nats per move token")
@@ -111,9 +113,26 @@ if predicted is not ...:
     axes = figure.subplots()
     axes.loglog(tokens, losses, "o", label="the three runs")
     axes.loglog([longer["tokens"]], [longer["validation/loss"]], "s", label="the longer run")
+    axes.loglog(PUBLISHED_TOKENS, PUBLISHED_LOSSES, "x:", color="0.4", label="docs/results/endgame")
     a, b = power_law(tokens, losses)
-    line = np.geomspace(tokens[0], longer["tokens"], 50)
+    line = np.geomspace(tokens[0], PUBLISHED_TOKENS[-1], 50)
     axes.loglog(line, 10 ** (a + b * np.log10(line)), color="0.6", label="the law of the three")
     axes.set(xlabel="T (tokens)", ylabel="L (nats per move token)")
+    axes.set_yticks([1, 1.5, 2, 3], ["1", "1.5", "2", "3"])
+    axes.minorticks_off()
     axes.legend()
     save(figure, "02_pretraining")
+
+# %% [markdown]
+# ## Where a law ends
+#
+# When this lab was written, the law of the three said 1.82 nats and the longer run reached 1.37: between half a million tokens and two million L falls faster than before. A power law holds
+# within a regime, and three points do not say where theirs ends.
+#
+# **Question 2.7.** And afterwards? What does `power_law` of the first three runs of `docs/results/endgame` say for the fourth, 3.2 million tokens (two decimals)? Compare with what it reached.
+
+# %% name="beyond"
+beyond = ...
+
+# %%
+check("2.7 beyond the regime", beyond)

@@ -46,4 +46,5 @@ CHECKS = {
     "2.4 tokens at twice the size": (near(0.5, 0), "C = 6 N T stays: how must T change when N doubles? Answer new T / old T."),
     "2.5 rules alone": (near(np.log(12) / 3, 0.005), "The entropy of a choice among 12 is ln 12, spread over 3 tokens."),
     "2.6 the prediction": (prediction, "a + b log10 T is log10 of the loss, not the loss."),
+    "2.7 beyond the regime": (near(0.79, 0.005), "power_law(PUBLISHED_TOKENS[:3], PUBLISHED_LOSSES[:3]), at 3.2e6 tokens."),
 }
