@@ -93,7 +93,7 @@ puzzles = [puzzle for puzzle in puzzles_of_table(load_puzzle_table()) if puzzle.
 environment = build_environment(puzzles)
 prompts = [prompt_tokens(puzzle, "snapshot", think=False) for puzzle in puzzles]
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.0)
-GROUP, PROMPTS, STEPS = 8, size(16, 4), size(60, 3)
+GROUP, PROMPTS, STEPS = 8, size(16, 4), size(120, 3)
 
 
 def episodes(step: int):
@@ -124,7 +124,7 @@ figure = Figure(figsize=(6, 3))
 if rewards_by_step:
     axes = figure.subplots()
     axes.plot(np.arange(1, len(rewards_by_step) + 1), rewards_by_step, color="0.75", label="a step's mean reward")
-    window = min(10, len(rewards_by_step))
+    window = min(20, len(rewards_by_step))
     smooth = np.convolve(rewards_by_step, np.ones(window) / window, mode="valid")
     axes.plot(np.arange(window, len(rewards_by_step) + 1), smooth, label=f"mean of {window} steps")
     axes.set(xlabel="step", ylabel="share solved", ylim=(0, None))
