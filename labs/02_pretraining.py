@@ -8,7 +8,7 @@
 # # Lab 2: pretraining and its scaling
 #
 # The same model on more and more games: how does the loss fall, what does it cost, and can you say beforehand what a longer run will reach? 40 minutes, of which
-# some MINUTES are computing.
+# some 3 are computing.
 #
 # *N* is the number of a model's parameters without its embeddings, *T* the number of tokens that it is trained on, *L* its loss on games that it was not trained on: the mean of
 # -ln p over the tokens of the moves, in nats. *FLOPs* are floating-point operations, multiplications and additions alike.
@@ -118,6 +118,7 @@ if predicted is not ...:
     line = np.geomspace(tokens[0], PUBLISHED_TOKENS[-1], 50)
     axes.loglog(line, 10 ** (a + b * np.log10(line)), color="0.6", label="the law of the three")
     axes.set(xlabel="T (tokens)", ylabel="L (nats per move token)")
+    axes.set_xticks([1e5, 3e5, 1e6, 3e6], ["100k", "300k", "1M", "3M"])
     axes.set_yticks([1, 1.5, 2, 3], ["1", "1.5", "2", "3"])
     axes.minorticks_off()
     axes.legend()

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # Lab 4: GRPO from scratch
 #
-# You write the two formulas that turn verified answers into a better policy, and train with them. 45 minutes, of which some MINUTES are computing.
+# You write the two formulas that turn verified answers into a better policy, and train with them. 45 minutes, of which some 3 are computing.
 #
 # A *policy* is a model that answers a *prompt*, here the position of a puzzle, by sampling tokens; an *episode* is one such answer. A *verifier* pays it: *reward* 1 if it solves the
 # puzzle, else 0.

@@ -7,7 +7,7 @@
 # %% [markdown]
 # # Lab 5: pass@k, sharpening and redistribution
 #
-# RL makes the first answer better. Does it make the policy able to solve more, or only surer of what it could do? 45 minutes, of which some MINUTES are computing.
+# RL makes the first answer better. Does it make the policy able to solve more, or only surer of what it could do? 45 minutes, of which some 4 are computing.
 
 # %%
 import numpy as np

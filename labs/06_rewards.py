@@ -8,7 +8,7 @@
 # # Lab 6: rewards that say nothing, verifiers that err
 #
 # What of a gain is owed to the reward? Train from one start with the truth, with a verifier that errs now and then, with one whose verdict is worth nothing, and with coin flips.
-# 45 minutes, of which some MINUTES are computing.
+# 45 minutes, of which some 5 are computing.
 #
 # GRPO samples a group of answers to each puzzle, pays each by a *verifier* 0 or 1, and pushes the policy towards an answer by its *advantage*, (payment - mean of the group) / standard
 # deviation of the group (lab 4).
