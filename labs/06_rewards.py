@@ -73,8 +73,8 @@ check("6.5 hacking that looks like progress", truth)
 # ## Four rewards, one start
 #
 # One update per rollout, so the policy is the one that sampled and no ratio is ever clipped. Errors are drawn anew, as in 6.1. "Worth nothing" and "random" both flip a coin for
-# every answer, with other random numbers: how far apart they end is what chance alone does to a run. Success is measured exactly, as a probability: no noise is left but that of the
-# training itself.
+# every answer, with other random numbers. By 6.4 they should leave the policy where it is: note what you expect before you look. Success is measured exactly, as a probability: no noise is
+# left but that of the training itself.
 
 # %%
 REWARDS = {
@@ -103,8 +103,8 @@ print({name: round(float(values.mean()), 4) for name, values in successes.items(
 # against the start, with a 95 % interval by bootstrap over puzzles: draw as many puzzles as there are, with replacement, some 2,000 times; take the mean change of each draw; the interval
 # goes from the 2.5 % to the 97.5 % quantile of these means. `changes` gets (mean, low, high) for each name of `REWARDS`.
 #
-# The interval says what other *puzzles* would have shown of these very runs. It does not say what other *seeds* would have: compare the two coin flips. `docs/results/spurious_rewards`
-# has five seeds of each reward, `docs/results/noisy_verifier` three.
+# The interval says what other *puzzles* would have shown of these very runs. It does not say what other *seeds* would have: `docs/results/spurious_rewards` has five seeds of each reward,
+# `docs/results/noisy_verifier` three.
 
 # %% name="changes"
 changes = {}
@@ -120,3 +120,25 @@ if changes:
     axes.set_xticks(np.arange(len(changes)), list(changes))
     axes.set(xlabel="reward that RL was given", ylabel=f"change of mean success\n(start: {successes['start'].mean():.3f})")
     save(figure, "06_rewards")
+
+# %% [markdown]
+# ## Theory and figure
+#
+# When this lab was written, the truth raised the start's .055 to .081; the verifier that errs, with J = .81, lowered it to .032; both coin flips ended at .000. So an *expected* gradient of zero does not
+# leave a policy alone. Each single step has a gradient of full size, in some direction, and the optimizer (Adam) makes steps whose length does not depend on whether it means anything: sixty
+# of them are a random walk, and nearly all directions lead away from what a weak policy can do. With the truth most groups have equal payments, and no gradient at all; false positives
+# among many wrong answers give nearly every group one.
+#
+# **Question 6.7.** A policy solves with p = .05. What share of groups of eight answers has payments that differ, with the truth, and with coin flips (two decimals each)?
+
+# %% name="active"
+active_truth = ...
+active_coin = ...
+
+# %%
+check("6.7 groups with the truth", active_truth)
+check("6.7 groups with coin flips", active_coin)
+
+# %% [markdown]
+# What would smaller steps do? Add `"rl.optimizer.lr=7e-5"` (the lab's is 3e-4) to a reward's keys and run the last cells again. In `docs/results/spurious_rewards`, at that rate, 20 steps and one update per rollout,
+# coin flips changed pass@1 by -0.4 points [-1.3, +0.5].

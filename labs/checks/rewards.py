@@ -42,6 +42,8 @@ CHECKS = {
     "6.3 Youden's J": (near(0.81, 1e-9), "TPR - FPR."),
     "6.4 coin flips": (lambda answer: answer is False, "J = 0: what is the gap between a right and a wrong answer then? True or False."),
     "6.5 hacking that looks like progress": (near(0.2, 1e-6), "Your ceiling, at these values."),
+    "6.7 groups with the truth": (near(1 - 0.95**8 - 0.05**8, 0.005), "One minus the chance that all eight are wrong, minus that all eight are right."),
+    "6.7 groups with coin flips": (near(1 - 2 * 0.5**8, 0.005), "All heads and all tails are the groups without a gradient."),
     "6.6 the changes": (
         changes,
         "For each of REWARDS: the mean over puzzles of (success - success at the start), and the 2.5 % and 97.5 % quantiles of that mean over resampled puzzles.",
