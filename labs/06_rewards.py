@@ -125,9 +125,9 @@ if changes:
 # ## Theory and figure
 #
 # When this lab was written, the truth raised the start's .055 to .081; the verifier that errs, with J = .81, lowered it to .032; both coin flips ended at .000. So an *expected* gradient of zero does not
-# leave a policy alone. Each single step has a gradient of full size, in some direction, and the optimizer (Adam) makes steps whose length does not depend on whether it means anything: sixty
-# of them are a random walk, and nearly all directions lead away from what a weak policy can do. With the truth most groups have equal payments, and no gradient at all; false positives
-# among many wrong answers give nearly every group one.
+# leave a policy alone. Each single step has a gradient, in some direction, and the optimizer (Adam) makes steps whose length hardly depends on whether it means anything: sixty of them are
+# a random walk, and most directions lead away from the little that a weak policy can do. With the truth most groups have equal payments, and no gradient at all. And the verifier
+# that errs: at p = .05 more than half of the answers that it accepts are wrong (your `ceiling(.05, .86, .05)`).
 #
 # **Question 6.7.** A policy solves with p = .05. What share of groups of eight answers has payments that differ, with the truth, and with coin flips (two decimals each)?
 
