@@ -109,8 +109,8 @@ def first_decisions(directory) -> list[tuple[np.ndarray, np.ndarray]]:
     """(probabilities over the legal moves, places of the solving ones) of every puzzle with one decision."""
     table = evaluation(directory, "policy")
     single = table.groupby("puzzle")["decision"].transform("max") == 0
-    rows = table[single].itertuples()
-    return [(np.exp(row.logprobs - np.logaddexp.reduce(row.logprobs)), np.asarray(row.solving)) for row in rows]
+    rows = [(np.asarray(row.logprobs, np.float64), np.asarray(row.solving)) for row in table[single].itertuples()]
+    return [(np.exp(logprobs - np.logaddexp.reduce(logprobs)), solving) for logprobs, solving in rows]
 
 
 p_moves, q_moves = first_decisions(start), first_decisions(trained)

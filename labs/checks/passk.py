@@ -41,9 +41,9 @@ def sharpening(written: Callable[[np.ndarray, float], np.ndarray]) -> bool:
 def curves(drawn: dict[str, list[float]], policies: list[list[tuple[np.ndarray, np.ndarray]]], ks: np.ndarray) -> bool:
     """Three curves over ``ks``; those of the two policies against 1 - (1 - p)^k, p the mass of a puzzle's solving moves, averaged over puzzles."""
     for (name, values), policy in zip(drawn.items(), policies):
-        p = np.array([moves[solving].sum() for moves, solving in policy])
-        expected = [np.mean(1 - (1 - np.minimum(p, 1.0)) ** int(k)) for k in ks]
-        if np.shape(values) != np.shape(expected) or not np.allclose(values, expected, atol=1e-6):
+        p = np.minimum([moves[solving].sum(dtype=np.float64) for moves, solving in policy], 1 - 1e-12)
+        expected = [-np.mean(np.expm1(k * np.log1p(-p))) for k in ks]
+        if np.shape(values) != np.shape(expected) or not np.allclose(values, expected, atol=1e-4):
             print(f"  {name!r}: {np.round(values, 4)}, expected {np.round(expected, 4)}")
             return False
     return len(drawn) == 3 and all(len(values) == len(ks) and np.all(np.diff(values) >= -1e-9) for values in drawn.values())
