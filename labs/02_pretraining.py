@@ -8,7 +8,10 @@
 # # Lab 2: pretraining and its scaling
 #
 # The same model on more and more games: how does the loss fall, what does it cost, and can you say beforehand what a longer run will reach? 40 minutes, of which
-# some 5 are computing.
+# some 3 are computing.
+#
+# *N* is the number of a model's parameters without its embeddings, *T* the number of tokens that it is trained on, *L* its loss on games that it was not trained on: the mean of
+# -ln p over the tokens of the moves, in nats. *FLOPs* are floating-point operations, multiplications and additions alike.
 
 # %%
 import numpy as np
@@ -20,10 +23,9 @@ from chessrl.run import read_summary
 # %% [markdown]
 # ## What it costs
 #
-# Training a model of N parameters (embeddings left out) on T tokens takes about 6 N T floating-point operations: 2 forward and 4 backward for each parameter and
-# token.
+# Training a model of N parameters on T tokens takes about 6 N T FLOPs: 2 forward and 4 backward for each parameter and token.
 #
-# **Exercise 2.1.** Write that function, and its inverse: how many tokens a budget buys.
+# **Exercise 2.1.** Write that function, and its inverse: how many tokens a budget of FLOPs buys a model of so many parameters.
 
 # %% name="flops"
 def training_flops(parameters: int, tokens: int) -> float:
@@ -63,7 +65,8 @@ for summary in runs:
 # %% [markdown]
 # ## A law
 #
-# **Exercise 2.2.** Fit log10 L = a + b log10 T by least squares and return (a, b). (A law with a floor, L = E + B T^-beta, needs more runs than three.)
+# **Exercise 2.2.** Fit log10 L = a + b log10 T by least squares and return (a, b). `tokens` and `losses` are arrays of one length, a value for each run. (A law with a floor, L = E + B
+# T^-beta, needs more runs than three.)
 
 # %% name="power_law"
 def power_law(tokens: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
@@ -79,7 +82,7 @@ check_function("2.2 power law", power_law)
 # **Question 2.4.** At a fixed budget of FLOPs, you double N. By which factor does T change?
 #
 # **Question 2.5.** The loss of a model that knows the rules and nothing else: with 12 legal moves everywhere, all equally likely, and 3 tokens a move, how many nats
-# per token?
+# per token (two decimals are enough)? Compare with the runs above.
 
 # %% name="answers"
 steps = ...
@@ -94,12 +97,15 @@ check("2.5 rules alone", nats)
 # %% [markdown]
 # ## The prediction
 #
-# **The figure.** Predict the loss of the longer run from your law, then train it (a minute), and draw both.
+# **The figure.** Put the loss at `LONGER` tokens that your law says into `predicted`; only then is the longer run trained (some two minutes), and both are drawn. Beside them stand longer runs of
+# the same model, from `docs/results/endgame`, which had another learning rate.
 
 # %% name="prediction"
 predicted = ...
 
 # %%
+check("2.6 the prediction", predicted, tokens, losses, LONGER)
+PUBLISHED_TOKENS, PUBLISHED_LOSSES = np.array([4e5, 8e5, 1.6e6, 3.2e6]), np.array([2.473, 1.777, 1.141, 1.006])
 if predicted is not ...:
     longer = pretrained(LONGER)
     print(f"predicted {predicted:.3f}, measured {longer['validation/loss']:.3f} nats per move token")
@@ -107,9 +113,27 @@ if predicted is not ...:
     axes = figure.subplots()
     axes.loglog(tokens, losses, "o", label="the three runs")
     axes.loglog([longer["tokens"]], [longer["validation/loss"]], "s", label="the longer run")
+    axes.loglog(PUBLISHED_TOKENS, PUBLISHED_LOSSES, "x:", color="0.4", label="docs/results/endgame")
     a, b = power_law(tokens, losses)
-    line = np.geomspace(tokens[0], longer["tokens"], 50)
+    line = np.geomspace(tokens[0], PUBLISHED_TOKENS[-1], 50)
     axes.loglog(line, 10 ** (a + b * np.log10(line)), color="0.6", label="the law of the three")
     axes.set(xlabel="T (tokens)", ylabel="L (nats per move token)")
+    axes.set_xticks([1e5, 3e5, 1e6, 3e6], ["100k", "300k", "1M", "3M"])
+    axes.set_yticks([1, 1.5, 2, 3], ["1", "1.5", "2", "3"])
+    axes.minorticks_off()
     axes.legend()
     save(figure, "02_pretraining")
+
+# %% [markdown]
+# ## Where a law ends
+#
+# When this lab was written, the law of the three said 1.82 nats and the longer run reached 1.37: between half a million tokens and two million L falls faster than before. A power law holds
+# within a regime, and three points do not say where theirs ends.
+#
+# **Question 2.7.** And afterwards? What does `power_law` of the first three runs of `docs/results/endgame` say for the fourth, 3.2 million tokens (two decimals)? Compare with what it reached.
+
+# %% name="beyond"
+beyond = ...
+
+# %%
+check("2.7 beyond the regime", beyond)

@@ -9,6 +9,9 @@
 #
 # Before it moves, a policy may write lines: moves for both sides, one line after another. Together they are a tree. You build one, write it down, read it back and
 # measure it. 40 minutes, some seconds of computing.
+#
+# A *line* is a sequence of moves, for both sides in turn, from the puzzle's position; a *ply* is one of them. A puzzle's *solution* is the line that wins, the solver's moves
+# first, third, ...
 
 # %%
 import chess
@@ -21,6 +24,7 @@ from chessrl import notation, traces
 from chessrl.endgame import load_puzzle_table
 from chessrl.puzzles import puzzles_of_table
 
+# Mates in two and more: a single move would make no line
 puzzles = [puzzle for puzzle in puzzles_of_table(load_puzzle_table()) if puzzle.split == "sft" and len(puzzle.moves) >= 3][: size(300, 30)]
 board = puzzles[0].board()
 print(board, "\n", puzzles[0].moves)
@@ -54,9 +58,10 @@ for line in lines:
 # %% [markdown]
 # ## The tree
 #
-# **Exercise 3.1.** Merge lines into a prefix tree: a dictionary from a move to the dictionary of what follows, children in the order in which they first appear.
+# **Exercise 3.1.** Merge lines into a prefix tree: a dictionary from a move to the dictionary of what follows, children in the order in which they first appear. `[(a, b), (a, c)]`
+# gives `{a: {b: {}, c: {}}}`; a leaf is an empty dictionary, and no line at all gives one too.
 #
-# **Exercise 3.2.** Read the root-to-leaf lines of a tree back, depth first.
+# **Exercise 3.2.** Read the root-to-leaf lines of a tree back, depth first, as a list of tuples: that tree gives `[(a, b), (a, c)]`, an empty one gives `[]`.
 
 # %% name="tree"
 def merge(lines) -> dict:
@@ -74,7 +79,7 @@ check_function("3.2 depth first", leaves_first)
 # %% [markdown]
 # ## The text
 #
-# A trace is `line <sep> line ... </T>`. Merging is not lossless: a line that is the beginning of another disappears.
+# A trace is `line <sep> line ... </T>`, its lines in the order of 3.2. Merging is not lossless: a line that is the beginning of another disappears.
 
 # %%
 tree = traces.merge(lines)
@@ -87,7 +92,7 @@ print(notation.to_text(written))
 #
 # **Question 3.4.** How many moves does its depth-first trace write?
 #
-# **Question 3.5.** Which share of the written moves re-enters a node that was written before (the *revisit rate*)?
+# **Question 3.5.** Which share of the written moves re-enters a node that was written before (the *revisit rate*, two decimals)?
 
 # %% name="answers"
 nodes = ...
@@ -103,12 +108,17 @@ check("3.5 revisit rate", revisits)
 # ## Is the answer in it?
 #
 # **The figure.** For random traces of 1, 2, 4, 8 and 16 first moves (one line each): in which share of the puzzles does the tree hold the solution's first move, and how
-# many tokens has the trace? `found` must get rows (first moves, share of puzzles, mean tokens).
+# many tokens has the trace? `found` must get a row for each: (first moves, share of puzzles from 0 to 1, mean tokens). `propose` and `traces.trace_tokens` are above; the solution's
+# first move is `chess.Move.from_uci(puzzle.moves[puzzle.lead])`, its position `puzzle.board()`.
+#
+# A random trace is a raffle: of n legal moves, m drawn hold the right one with probability m / n. Where is a model's trace better than that? In `rl/`, RL raises the share of
+# traces that hold the solution; here you see what it starts from, and what more luck costs in tokens.
 
 # %% name="coverage"
 found = []
 
 # %%
+check("3.6 the curve", found, puzzles)
 if found:
     table = pd.DataFrame(found, columns=["first moves", "share", "tokens"])
     print(table.round(3).to_string(index=False))
@@ -116,6 +126,6 @@ if found:
     axes = figure.subplots()
     axes.plot(table["tokens"], table["share"], "o-")
     for row in table.itertuples(index=False):
-        axes.annotate(f"{row[0]:.0f}", (row[2], row[1]), xytext=(4, -10), textcoords="offset points")
-    axes.set(xlabel="tokens of the trace (mean)", ylabel="share of puzzles whose\nfirst move is in the tree", ylim=(0, 1))
+        axes.annotate(f"{row[0]:.0f}", (row[2], row[1]), xytext=(-4, 8), textcoords="offset points", ha="right")
+    axes.set(xlabel="tokens of the trace (mean)", ylabel="share of puzzles whose\nfirst move is in the tree", ylim=(0, 1), title="labels: first moves in the trace")
     save(figure, "03_traces")

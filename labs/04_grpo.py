@@ -7,7 +7,10 @@
 # %% [markdown]
 # # Lab 4: GRPO from scratch
 #
-# You write the two formulas that turn verified answers into a better policy, and train with them. 45 minutes, of which some 5 are computing.
+# You write the two formulas that turn verified answers into a better policy, and train with them. 45 minutes, of which some 3 are computing.
+#
+# A *policy* is a model that answers a *prompt*, here the position of a puzzle, by sampling tokens; an *episode* is one such answer. A *verifier* pays it: *reward* 1 if it solves the
+# puzzle, else 0.
 
 # %%
 import numpy as np
@@ -29,7 +32,7 @@ from rl.update import build_batch
 # For each prompt G answers are sampled and paid 0 or 1. An answer's *advantage* says how much better it is than its group: GRPO takes
 # (r - mean of the group) / (standard deviation of the group, population).
 #
-# **Exercise 4.1.** `rewards` is (prompts, G); return the same shape. A group of equal rewards has advantage exactly 0: mind 0/0, and a standard deviation
+# **Exercise 4.1.** `rewards` is a float tensor of shape (prompts, G), a group in each row; return the advantages in the same shape. A group of equal rewards has advantage exactly 0: mind 0/0, and a standard deviation
 # that is 1e-9 by rounding.
 
 # %% name="advantages"
@@ -47,9 +50,11 @@ check_function("4.1 advantages", advantages)
 #
 # min(ratio A, clip(ratio, 1 - eps, 1 + eps) A) - beta (pi_ref / pi_new - log(pi_ref / pi_new) - 1)
 #
-# averaged over the tokens of each answer, then over answers.
+# averaged over the tokens of each answer, then over answers. pi_old is the policy that sampled the answers, pi_ref the one that RL began with; the last term estimates how far from it
+# the policy has gone (a KL divergence), and beta weighs it.
 #
-# **Exercise 4.2.** All arguments but `advantages` (B,) are (B, S); `mask` says which tokens the policy sampled. Return the scalar that is to be minimised.
+# **Exercise 4.2.** `new`, `old` and `reference` are log-probabilities of the tokens, tensors of shape (B, S) for B answers padded to S tokens; `advantages` is (B,); `mask` (B, S), bool,
+# says which tokens the policy sampled: the others must not count. Return the scalar that is to be *minimised*.
 
 # %% name="loss"
 def grpo_loss(new, old, reference, advantages, mask, eps: float, beta: float) -> torch.Tensor:
@@ -60,7 +65,7 @@ def grpo_loss(new, old, reference, advantages, mask, eps: float, beta: float) ->
 check_function("4.2 the loss", grpo_loss)
 
 # %% [markdown]
-# **Question 4.3.** A policy solves a puzzle once in ten tries. What share of groups of eight has any signal?
+# **Question 4.3.** A policy solves a puzzle once in ten tries. What share of groups of eight has any signal (two decimals)?
 #
 # **Question 4.4.** Before the first update after a rollout, with beta = 0 and equal lengths, what is the value of the loss?
 #
@@ -88,7 +93,7 @@ puzzles = [puzzle for puzzle in puzzles_of_table(load_puzzle_table()) if puzzle.
 environment = build_environment(puzzles)
 prompts = [prompt_tokens(puzzle, "snapshot", think=False) for puzzle in puzzles]
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.0)
-GROUP, PROMPTS, STEPS = 8, size(16, 4), size(60, 3)
+GROUP, PROMPTS, STEPS = 8, size(16, 4), size(120, 3)
 
 
 def episodes(step: int):
@@ -100,18 +105,26 @@ def episodes(step: int):
 
 
 # %% [markdown]
-# **The figure.** Your loop: sample, pay, compare within groups, step. `batch.tokens` are whole sequences, `batch.policy` marks the tokens after the first that
-# the policy sampled, `batch.sampled` are their log-probabilities when they were sampled. Keep the mean reward of every step.
+# **The figure.** Your loop over steps 1 to STEPS: sample, pay, compare within groups, make one step of the optimizer. `episodes(step)` gives (batch, solved), B = PROMPTS x GROUP:
+#
+# - `batch.tokens` (B, S + 1): the whole sequences, prompts and answers, padded;
+# - `batch.policy` (B, S): which of the tokens *after the first* the policy sampled: your mask;
+# - `batch.sampled` (B, S): their log-probabilities when they were sampled: your old;
+# - `solved` (B,): the rewards, GROUP after GROUP.
+#
+# `next_token_logprobs(model, batch.tokens)` is (B, S): your new, and with `reference_model` under `torch.no_grad()` your reference. eps = 0.2 and beta = 0.001 do; clip the gradient's norm
+# at 1 (`torch.nn.utils.clip_grad_norm_`). Put the mean reward of every step into `rewards_by_step`.
 
 # %% name="training"
 rewards_by_step = []
 
 # %%
+check("4.6 training", rewards_by_step, STEPS)
 figure = Figure(figsize=(6, 3))
 if rewards_by_step:
     axes = figure.subplots()
     axes.plot(np.arange(1, len(rewards_by_step) + 1), rewards_by_step, color="0.75", label="a step's mean reward")
-    window = min(10, len(rewards_by_step))
+    window = min(20, len(rewards_by_step))
     smooth = np.convolve(rewards_by_step, np.ones(window) / window, mode="valid")
     axes.plot(np.arange(window, len(rewards_by_step) + 1), smooth, label=f"mean of {window} steps")
     axes.set(xlabel="step", ylabel="share solved", ylim=(0, None))

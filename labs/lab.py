@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chessrl.pipeline import run_stage_command
-
-sys.path.insert(0, str(Path(__file__).parent))  # a notebook may be opened from anywhere
 from checks import CHECKS
 
+from chessrl.pipeline import run_stage_command
+
+HERE = Path(__file__).resolve().parent
 TOY = os.environ.get("LAB_SCALE", "full") == "toy"  # seconds instead of minutes: for trying that a lab works, not for its numbers
-OUTPUTS = Path(os.environ.get("LAB_OUTPUTS", "outputs/labs"))
+OUTPUTS = Path(os.environ.get("LAB_OUTPUTS", HERE.parent / "outputs/labs"))  # a notebook's own folder is labs/
 FIGURES = OUTPUTS / "figures"
 
 
@@ -34,26 +35,47 @@ def run(module: str, *overrides: str) -> Path | None:
     return directory
 
 
-def check(name: str, answer: Any) -> None:
-    """Say whether an answer is right. Ellipsis is no answer yet. Raises AssertionError, with a hint, for a wrong one."""
-    test, hint = CHECKS[name]
-    if answer is ...:
+# What code of a student's may raise. It is told in a line, as any answer that is not right yet.
+MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+
+
+def check(name: str, answer: Any, *given: Any) -> None:
+    """Print whether an answer is right, with a hint where it is not. Ellipsis, an empty list and an empty dict are no answer yet.
+
+    given: what else of the notebook the check needs.
+    """
+    if answer is ... or (isinstance(answer, list | dict) and not answer):
         print(f"{name}: not answered yet")
-        return
-    assert test(answer), f"{name}: {answer!r} is not it. {hint}"
-    print(f"{name}: right")
+    else:
+        _judge(name, answer, given, "not right yet" if isinstance(answer, list | dict) else f"{answer!r} is not it")
 
 
 def check_function(name: str, function: Callable[..., Any]) -> None:
     """The same for a function: one that raises NotImplementedError is not answered yet."""
+    _judge(name, function, (), "not right yet")
+
+
+def _judge(name: str, answer: Any, given: tuple[Any, ...], wrong: str) -> None:
     test, hint = CHECKS[name]
     try:
-        right = test(function)
+        right = test(answer, *given)
     except NotImplementedError:
         print(f"{name}: not answered yet")
-        return
-    assert right, f"{name}: not it yet. {hint}"
-    print(f"{name}: right")
+    except MISTAKES as error:
+        print(f"{name}: {wrong}.{_place(error, answer)} {hint}")
+    else:
+        print(f"{name}: right" if right else f"{name}: {wrong}. {hint}")
+
+
+def _place(error: Exception, answer: Any) -> str:
+    """The error and the line of the student's function where it arose; or that a check could not read what the function returns."""
+    if not hasattr(answer, "__code__"):
+        return ""
+    cell = answer.__code__.co_filename
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == cell]
+    if not frames:
+        return " What it returns is not of the kind that was asked for (does it return anything?)."
+    return f" {type(error).__name__} in {frames[-1].name}, line {frames[-1].lineno} of its cell, {frames[-1].line!r}: {error}."
 
 
 def save(figure: Any, name: str) -> Path:

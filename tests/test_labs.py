@@ -65,6 +65,27 @@ def test_a_lab_as_it_is_handed_out_runs_to_its_end(notebook, outputs):
     assert "not answered yet" in told and ": right" not in told
 
 
+def test_a_wrong_answer_is_told_in_lines_with_its_hint_and_stops_no_notebook(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(LABS)
+    import lab
+
+    def returns_nothing(*_):
+        pass
+
+    def divides(*_):
+        return 1 / 0
+
+    for name, (_, hint) in lab.CHECKS.items():
+        for wrong in (None, "a word", 17.5, [(1, 2)], {"name": 1.0}):
+            lab.check(name, wrong)
+        lab.check_function(name, returns_nothing)
+        lab.check_function(name, divides)
+        told = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+        assert len(told) == 7 and all(line.startswith(f"{name}: ") and line.endswith(hint) for line in told)
+    lab.check_function("2.1 flops", divides)
+    assert "ZeroDivisionError in divides" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_every_lab_has_answers_and_its_cells_parse(notebook):
     compile(answered(notebook), notebook.name, "exec")

@@ -29,6 +29,6 @@ from matplotlib.figure import Figure
 figure = Figure(figsize=(6, 3))
 axes = figure.subplots()
 shares = moves.groupby("piece")["tokens"].value_counts(normalize=True).unstack(fill_value=0.0)
-shares.plot.bar(stacked=True, ax=axes, colormap="viridis")
+shares.plot.bar(stacked=True, ax=axes, colormap="viridis", rot=0)
 axes.set(xlabel="piece that moves", ylabel="share of moves")
 axes.legend(title="tokens", bbox_to_anchor=(1, 1))

@@ -23,3 +23,7 @@ nats = np.log(12) / 3
 # %% name="prediction"
 a, b = power_law(tokens, losses)
 predicted = 10 ** (a + b * np.log10(LONGER))
+
+# %% name="beyond"
+a, b = power_law(PUBLISHED_TOKENS[:3], PUBLISHED_LOSSES[:3])
+beyond = 10 ** (a + b * np.log10(PUBLISHED_TOKENS[3]))  # 0.79, and it reached 1.006: the law errs to the other side

@@ -47,5 +47,5 @@ def solved(policies, power: float = 1.0) -> np.ndarray:
 curves = {
     "start": [exact_pass_at_k(solved(p_moves), k).mean() for k in KS],
     "after RL": [exact_pass_at_k(solved(q_moves), k).mean() for k in KS],
-    f"start sharpened by {alpha:.2f}": [exact_pass_at_k(solved(p_moves, alpha), k).mean() for k in KS],
+    f"start, to the power {alpha:.2f}": [exact_pass_at_k(solved(p_moves, alpha), k).mean() for k in KS],
 }

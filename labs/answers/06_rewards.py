@@ -17,6 +17,10 @@ youden = 0.81
 moves = False
 truth = 0.2  # among the accepted as among all
 
+# %% name="active"
+active_truth = 1 - 0.95**8 - 0.05**8
+active_coin = 1 - 2 * 0.5**8
+
 # %% name="changes"
 rng = np.random.default_rng(0)
 drawn = rng.integers(0, len(successes["start"]), (2000, len(successes["start"])))

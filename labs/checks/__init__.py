@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from checks import grpo, passk, plan, pretraining, rewards, theory, tokens, traces
 
-Check = tuple[Callable[[Any], bool], str]  # the test, and a hint for who failed it
+Check = tuple[Callable[..., bool], str]  # the test of an answer (and of what else of the notebook it is given), and a hint for who failed it
 CHECKS: dict[str, Check] = {
     name: check
     for lab in (tokens, pretraining, traces, grpo, passk, rewards, theory, plan)
