@@ -118,7 +118,7 @@ def compiled_layer_step(x: Tensor, cos: Tensor, sin: Tensor, weights: LayerWeigh
 
 
 def leave_sizes_open(*tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Tell torch.compile which sizes differ from call to call. The model's own stay known to it: with all left open loops measured 1.6 times slower."""
+    """Tell torch.compile which sizes differ from call to call. The model's own stay known: with all left open loops measured 1.6 times slower."""
     for tensor, sizes in tensors:
         if tensor is not None:
             for size in sizes:

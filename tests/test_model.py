@@ -118,8 +118,11 @@ def test_compiled_layers_compute_what_the_plain_ones_do():
         tokens = torch.randint(0, 101, (rows, length))
         ours, theirs = (model(tokens) for model in (fused, plain))
         assert torch.allclose(ours, theirs, **close)
-        gradients = [torch.autograd.grad(logits.float().logsumexp(-1).sum(), model.lm_head.weight) for logits, model in ((ours, fused), (theirs, plain))]
-        assert torch.allclose(*(gradient[0] / length for gradient in gradients), **close)
+        ours, theirs = (
+            torch.autograd.grad(logits.float().logsumexp(-1).mean(), model.model.layers[0].mlp.up_proj.weight)[0]
+            for logits, model in ((ours, fused), (theirs, plain))
+        )
+        assert torch.linalg.vector_norm(ours - theirs) < 0.05 * torch.linalg.vector_norm(theirs)
     prompts, lengths, owner = torch.randint(0, 101, (2, 7)), torch.tensor([7, 5]), torch.tensor([0, 0, 1, 0])
     answers = torch.randint(0, 101, (4, 40))
     with torch.no_grad():
