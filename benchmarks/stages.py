@@ -26,7 +26,8 @@ from rl.credit import assign
 from rl.update import build_batch, score, update
 from rl.value import Learner
 
-PRECISIONS = ("fp32", "bf16")
+ARITHMETICS = ("fp32", "bf16", "bf16 compile")
+PRECISIONS = ("fp32", "bf16")  # of peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is run, and where: the preset's name, the precision, and the device."""
+    """What is run, and where: the preset's name, the precision with or without compile, and the device."""
 
     model: str = "5m"
-    precision: str = "fp32"
+    arithmetic: str = "fp32"
     device: torch.device = CPU
 
+    @property
+    def precision(self) -> str:
+        return self.arithmetic.split()[0]
+
     def build(self) -> Transformer:
-        return build_model(self.config().model, seed=0, precision=self.precision, device=self.device)
+        model = build_model(self.config().model, seed=0, precision=self.precision, device=self.device)
+        if self.arithmetic.endswith("compile"):
+            model.compile_layers()
+        return model
 
     def config(self) -> Config:
         """The configuration that ``python -m rl model=...`` would have."""
@@ -74,7 +82,7 @@ def peers(setting: Setting, work: float, words: dict[str, Sequence[str]]) -> Ite
 
 def pretraining(setting: Setting) -> list[Row]:
     """A training step on 8 x 256 tokens."""
-    ours = [training_step(Place(precision=precision), BATCH, LENGTH) for precision in PRECISIONS]
+    ours = [training_step(Place(arithmetic=name), BATCH, LENGTH) for name in ARITHMETICS]
     words = {f"transformers, {name}": ["train", *name.split()] for name in ("fp32", "bf16", "bf16 compile")}
     with peers(setting, BATCH * LENGTH, words) as others:
         return compare(f"pretraining {BATCH} x {LENGTH}", "tokens/s", "1.25 (1.5)", ours + others, setting.rounds)
@@ -99,7 +107,7 @@ def sampling(setting: Setting) -> list[Row]:
     """64 prompts, and 16 prompts x 16 samples that share them."""
     rows = []
     for prompts, group, wanted in ((64, 1, "3.5 (6)"), (16, 16, "6 (10)")):
-        ours = [sampling_step(Place(precision=name), prompts, group, setting.new) for name in PRECISIONS]
+        ours = [sampling_step(Place(arithmetic=name), prompts, group, setting.new) for name in ARITHMETICS]
         words = {f"transformers, {name}": ["generate", name, str(prompts * group), str(group), str(setting.new)] for name in PRECISIONS}
         with peers(setting, prompts * group * setting.new, words) as others:
             rows += compare(f"sampling {prompts} x {group}", "tokens/s", wanted, ours + others, setting.rounds)
@@ -131,7 +139,7 @@ def sampled(model: Transformer, environment: Environment, prompts: Sequence[Sequ
 def grpo(setting: Setting) -> list[Row]:
     """A whole step of 16 prompts x 8: sampling, reference, update."""
     prompts, group = 16, 8
-    ours = [grpo_step(Place(precision=name), prompts, group, setting.new) for name in PRECISIONS]
+    ours = [grpo_step(Place(arithmetic=name), prompts, group, setting.new) for name in ARITHMETICS]
     with peers(setting, 1, {"TRL": ["grpo", str(prompts), str(setting.new)]}) as others:
         return compare(f"GRPO step {prompts} x {group}", "steps/s", "5 (8)", ours + others, setting.rounds)
 
@@ -160,4 +168,4 @@ def grpo_step(place: Place, prompts: int, group: int, new: int) -> Contender:
 
 def _warmed(place: Place, work: float, function: Callable[[], object]) -> Contender:
     function()
-    return Contender(f"ours, {place.model}, {place.precision}", work, lambda: timed(function, place.device))
+    return Contender(f"ours, {place.model}, {place.arithmetic}", work, lambda: timed(function, place.device))

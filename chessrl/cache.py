@@ -67,16 +67,15 @@ class KVCache:
 class SharedCache:
     """Prompts, each held once, and B sequences that follow them; ``owner`` (B,) is the prompt of each.
 
-    A prompt's keys meet the queries of all its sequences in one matrix product; each sequence's own keys meet its own. Both parts' scores go
-    through one softmax. Keys are held transposed, so that every product has rows without gaps.
+    A prompt's keys meet the queries of all its sequences in one matrix product; each sequence's own keys meet its own (``chessrl.decoding``).
     """
 
     def __init__(
         self,
-        prompts: list[tuple[Tensor, Tensor]],  # per layer keys (P, kv_heads, head_dim, T) and values (P, kv_heads, T, head_dim), right-padded
+        prompts: list[tuple[Tensor, Tensor]],  # per layer keys and values (P, kv_heads, T, head_dim), right-padded
         lengths: Tensor,  # (P,) of the prompts
         owner: Tensor,
-        own: list[tuple[Tensor, Tensor]],  # per layer (B, kv_heads, head_dim, slots) and (B, kv_heads, slots, head_dim)
+        own: list[tuple[Tensor, Tensor]],  # per layer (B, kv_heads, slots, head_dim)
         end: int,  # slots in use
     ):
         self.prompts, self.lengths, self.owner, self.own, self.end = prompts, lengths, owner, own, end
@@ -87,15 +86,18 @@ class SharedCache:
         rank = torch.empty_like(owner)
         rank[order] = torch.arange(len(owner), device=owner.device) - first[by_prompt]
         self.most = int(rank.max()) + 1
-        self.place = owner * self.most + rank
-        hidden = torch.arange(prompts[0][0].shape[-1], device=lengths.device)[None] >= lengths[:, None]
+        place = owner * self.most + rank
+        # None where they stand in the table's order and leave no place empty, as whole groups do: then nothing is to be moved about.
+        whole = len(place) == len(lengths) * self.most and bool((place == torch.arange(len(place), device=place.device)).all())
+        self.place = None if whole else place
+        hidden = torch.arange(prompts[0][0].shape[2], device=lengths.device)[None] >= lengths[:, None]
         self.mask = torch.zeros(hidden.shape, dtype=prompts[0][0].dtype, device=lengths.device).masked_fill(hidden, -torch.inf)[:, None, None]
 
     @staticmethod
     def of(kept: list[tuple[Tensor, Tensor]], lengths: Tensor) -> SharedCache:
         """The cache of right-padded prompts: ``kept`` has each layer's keys and values (P, kv_heads, T, head_dim)."""
-        prompts = [(k.transpose(2, 3).contiguous(), v.contiguous()) for k, v in kept]
-        own = [(k[..., :0].contiguous(), v[:, :, :0].contiguous()) for k, v in prompts]
+        prompts = [(k.contiguous(), v.contiguous()) for k, v in kept]
+        own = [(k[:, :, :0].contiguous(), v[:, :, :0].contiguous()) for k, v in prompts]
         return SharedCache(prompts, lengths, torch.arange(len(lengths), device=lengths.device), own, 0)
 
     def select(self, rows: Tensor) -> SharedCache:
@@ -109,31 +111,10 @@ class SharedCache:
 
     def begin(self) -> Tensor:
         """Take one more token of each sequence in: its position (B,)."""
-        if self.end == self.own[0][0].shape[-1]:
-            self.own = [(F.pad(k, (0, BLOCK)), F.pad(v, (0, 0, 0, BLOCK))) for k, v in self.own]
+        if self.end == self.own[0][0].shape[2]:
+            self.own = [(F.pad(k, (0, 0, 0, BLOCK)), F.pad(v, (0, 0, 0, BLOCK))) for k, v in self.own]
+        slots = torch.arange(self.own[0][0].shape[2], device=self.owner.device)
+        self.slot = slots[self.end : self.end + 1]
+        self.unwritten = torch.zeros(len(slots), dtype=self.mask.dtype, device=slots.device).masked_fill(slots > self.end, -torch.inf)
         self.end += 1
         return self.lengths[self.owner] + self.end - 1
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What the new token's queries (B, heads, 1, head_dim) gather, (B, kv_heads, heads / kv_heads, head_dim); its k and v are taken in."""
-        keys, values = self.own[layer]
-        keys[..., self.end - 1] = k[:, :, 0]
-        values[:, :, self.end - 1] = v[:, :, 0]
-        q = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
-        prompt_keys, prompt_values = self.prompts[layer]
-        given = self._of_sequences(self._of_prompts(q) @ prompt_keys + self.mask)
-        written = (q @ keys)[..., : self.end]
-        weights = torch.cat([given, written], -1).softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
-        given, written = weights.split([given.shape[-1], self.end], -1)
-        gathered = self._of_sequences(self._of_prompts(given) @ prompt_values)
-        return gathered + F.pad(written, (0, values.shape[2] - self.end)) @ values
-
-    def _of_prompts(self, rows: Tensor) -> Tensor:
-        """(B, kv_heads, n, d) of sequences as (P, kv_heads, most x n, d) of prompts."""
-        table = rows.new_zeros(len(self.lengths) * self.most, *rows.shape[1:])
-        table[self.place] = rows
-        return table.view(len(self.lengths), self.most, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
-
-    def _of_sequences(self, table: Tensor) -> Tensor:
-        """The way back."""
-        return table.unflatten(2, (self.most, -1)).transpose(1, 2).flatten(0, 1)[self.place]

@@ -25,9 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from chessrl import notation
+from chessrl.attention import NORM_EPSILON, ROPE_THETA
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
-from chessrl.model import NORM_EPSILON, ROPE_THETA, Transformer
+from chessrl.model import Transformer
 
 STATES_KEPT = 2
 

@@ -79,10 +79,11 @@ class WorldConfig:
 
 @dataclass
 class RunConfig:
-    """How a run is carried out. ``precision`` and the kind of device found enter its identity."""
+    """How a run is carried out. ``precision``, ``compile`` and the kind of device found enter its identity."""
 
     device: str = local("auto")  # auto, cpu, cuda
     precision: str = "fp32"  # fp32, bf16 (autocast with fp32 weights), or fp64 (slow: for exact comparisons)
+    compile: bool = neutral(False)  # layers fused by torch.compile: faster in long runs, seconds to a minute to begin; rounds otherwise
     threads: int = local(0)  # CPU threads; 0 leaves torch's default
     micro_batch_tokens: int = local(
         0
@@ -92,6 +93,11 @@ class RunConfig:
     rerun: bool = local(False)  # start anew beside a run of the same configuration
     fail_fast: bool = local(False)  # in a sweep: after the first job that failed no further one is begun
     wait: bool = local(False)  # wait for a process that is at the same run, then skip or go on (the pipeline's way); false: refuse
+
+    @property
+    def arithmetic(self) -> str:
+        """What of these keys decides how sums are rounded, for identities."""
+        return f"{self.precision}, compiled" if self.compile else self.precision
 
 
 @dataclass

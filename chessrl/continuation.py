@@ -28,6 +28,7 @@ def continue_text(
     prompt_ids, lengths = pad_prompts(prompts, model.device)
     logits, cache = model.prefill(prompt_ids, lengths)
     logits, cache = logits[rows], cache.select(rows)
+    decode = model.decoder()
     longest = notation.LONGEST_MOVE * int(plies.max())
     cache.reserve(longest)
     texts = torch.full((len(rows), longest), notation.PAD, device=model.device)
@@ -53,5 +54,5 @@ def continue_text(
                 row, keys, state, left, going, token = (values[kept] for values in (row, keys, state, left, going, token))
                 cache = cache.select(kept)
         if place + 1 < longest:
-            logits = model.decode(token, cache)
+            logits = decode(token, cache)
     return texts, written

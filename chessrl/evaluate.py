@@ -172,7 +172,7 @@ def evaluation_folder(config: Config) -> Path:
     identity = {
         "evaluate": identity_of(config.evaluate),
         "puzzles": world.puzzle_hash(config),
-        "precision": config.run.precision,
+        "precision": config.run.arithmetic,
         "device": resolve_device(config.run.device).type,
     }
     if "engine" in (config.evaluate.verifier, config.evaluate.trace_metrics):
@@ -213,6 +213,8 @@ def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
     keep_traces = settings.trace_metrics != "none"
     model = load_model(model_folder(directory, settings.step), precision=config.run.precision, device=resolve_device(config.run.device))
+    if config.run.compile:
+        model.compile_layers()
     opened = open_private(config, parent["run_id"]) if settings.split == world.PRIVATE_SPLIT else world.puzzles_of_split(config, settings.split)
     puzzles = opened[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)

@@ -155,8 +155,7 @@ def rollout(
     walk = _start(environment, torch.tensor(puzzles, device=device)[rows], group, settings)
     record = _Record(len(rows), _longest_episode(environment, puzzles, settings), settings.thinking_budget, device)
     sampler = _Sampler(model, environment, settings, record)
-    with model.autocast():
-        sampler.run(walk, logits[rows], cache.select(rows))
+    sampler.run(walk, logits[rows], cache.select(rows))
     return record.finish(prompt_ids[rows], prompt_lengths[rows], torch.tensor(puzzles, device=device)[rows])
 
 
@@ -242,6 +241,7 @@ class _Record:
 class _Sampler:
     def __init__(self, model: Transformer, environment: Environment, settings: SamplingSettings, record: _Record):
         self.model, self.environment, self.settings, self.record = model, environment, settings, record
+        self.decode = model.decoder()
         self.grammar = MoveGrammar.on(model.device)
         self.sync_steps = SYNC_STEPS[model.device.type]
 
@@ -257,7 +257,7 @@ class _Sampler:
                 if finished > COMPACT_SHARE * len(walk.row):
                     self.record.close(walk)
                     walk, cache, token = walk.select(running), cache.select(running), token[running]
-            logits = self.model.decode(token, cache)
+            logits = self.decode(token, cache)
         self.record.close(walk)
 
     def _step(self, walk: _Walk, logits: Tensor, place: int) -> Tensor:

@@ -41,7 +41,7 @@ def identity(config: Config) -> dict[str, Any]:
         "data": world.corpus_hash(config),
         "model": identity_of(config.model),
         "pretrain": identity_of(config.pretrain),
-        "precision": config.run.precision,
+        "precision": config.run.arithmetic,
         "device": resolve_device(config.run.device).type,
     }
 
@@ -52,6 +52,8 @@ def train(run: Run) -> None:
     corpus, validation = world.open_corpus(config)
     batches = plan(corpus, config)
     model = build_model(config.model, seed=settings.seed, precision=config.run.precision, device=run.device)
+    if config.run.compile:
+        model.compile_layers()
     cost = Cost.of(config.model)
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
     steps = len(batches)

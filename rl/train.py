@@ -55,7 +55,7 @@ def identity(config: Config) -> dict[str, Any]:
         "rl": identity_of(replace(config.rl, curriculum=identified(config.rl.curriculum))),
         "algorithm": identity_of(config.algorithm),
         "reward": identity_of(config.reward),
-        "precision": config.run.precision,
+        "precision": config.run.arithmetic,
         "device": resolve_device(config.run.device).type,
     }
     return kept | ({"engine": engine_identity(config)} if asks_engine(config.reward) or config.reward.oracle == "engine" else {})

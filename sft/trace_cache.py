@@ -95,7 +95,7 @@ def _proposal(model: Transformer, config: Config) -> Iterator[tuple[Proposal, An
             yield EngineProposal(engine, trace), engine.identity
     else:
         weights = hashlib.sha256((proposing_folder(config) / "model.safetensors").read_bytes()).hexdigest()
-        proposer = [weights, config.run.precision, resolve_device(config.run.device).type]
+        proposer = [weights, config.run.arithmetic, resolve_device(config.run.device).type]
         yield ModelProposal(model, trace, config.world.state, config.sft.seed), proposer
 
 

@@ -49,7 +49,7 @@ def identity(config: Config) -> dict[str, Any]:
         "puzzles": world.puzzle_hash(config),
         "state": config.world.state,
         "sft": identity_of(config.sft),
-        "precision": config.run.precision,
+        "precision": config.run.arithmetic,
         "device": resolve_device(config.run.device).type,
     }
     if trace.enabled and trace.proposal == "teacher":
@@ -81,6 +81,8 @@ def train(run: Run) -> None:
     config, settings = run.config, run.config.sft
     parent = Path(config.parent)
     model = load_model(parent / "model", precision=config.run.precision, device=run.device)
+    if config.run.compile:
+        model.compile_layers()
     cost = Cost.of(model.config)
     puzzles = training_puzzles(config)
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]

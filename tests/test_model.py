@@ -82,7 +82,7 @@ def test_cached_decoding_equals_a_full_forward_for_unequal_prompts(shares_prompt
         rows = torch.arange(3)
         assert torch.allclose(last, full[rows, lengths - 1], atol=1e-5, rtol=0)
         for new in range(15):
-            logits = model.decode(tokens[rows, lengths + new], cache)
+            logits = model.decoder()(tokens[rows, lengths + new], cache)
             assert torch.allclose(logits, full[rows, lengths + new], atol=1e-5, rtol=0)
             if new == 6:  # sequences leave the batch and change places
                 rows = torch.tensor([2, 0])
@@ -101,11 +101,41 @@ def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own():
         _, cache = model.prefill(prompts, lengths)
         cache, kept = cache.select(rows), torch.arange(6)
         for place in range(texts.shape[1]):
-            logits = model.decode(texts[kept, place], cache)
+            logits = model.decoder()(texts[kept, place], cache)
             assert torch.allclose(logits, torch.stack([full[row][place] for row in kept.tolist()]), atol=1e-10, rtol=0)
             if place in (3, 20, 40):
                 left = torch.tensor({3: [0, 1, 3, 4, 5], 20: [4, 0, 3], 40: [2, 1]}[place])  # in another order, and a prompt without a sequence
                 cache, kept = cache.select(left), kept[left]
+
+
+@pytest.mark.long
+def test_compiled_layers_compute_what_the_plain_ones_do():
+    """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one."""
+    plain, fused = (build_model(TINY, seed=0, precision="bf16") for _ in range(2))
+    fused.compile_layers()
+    close = {"atol": 0.02, "rtol": 0.0}  # a few roundings of bf16
+    for rows, length in ((3, 30), (2, 47), (1, 9)):
+        tokens = torch.randint(0, 101, (rows, length))
+        ours, theirs = (model(tokens) for model in (fused, plain))
+        assert torch.allclose(ours, theirs, **close)
+        ours, theirs = (
+            torch.autograd.grad(logits.float().logsumexp(-1).mean(), model.model.layers[0].mlp.up_proj.weight)[0]
+            for logits, model in ((ours, fused), (theirs, plain))
+        )
+        assert torch.linalg.vector_norm(ours - theirs) < 0.05 * torch.linalg.vector_norm(theirs)
+    prompts, lengths, owner = torch.randint(0, 101, (2, 7)), torch.tensor([7, 5]), torch.tensor([0, 0, 1, 0])
+    answers = torch.randint(0, 101, (4, 40))
+    with torch.no_grad():
+        states = [model.states_after(prompts, lengths, owner, answers) for model in (fused, plain)]
+        assert torch.allclose(*(state.float() for state in states), atol=0.1, rtol=0.02)
+        caches = [model.prefill(prompts, lengths)[1].select(owner) for model in (fused, plain)]
+        steps = [model.decoder() for model in (fused, plain)]
+        for place in range(40):
+            ours, theirs = (step(answers[:, place], cache) for step, cache in zip(steps, caches))
+            assert torch.allclose(ours, theirs, **close)
+            if place == 20:
+                caches = [cache.select(torch.tensor([2, 1])) for cache in caches]
+                answers = answers[[2, 1]]
 
 
 def test_logprobs_and_entropies_against_torch_distributions():

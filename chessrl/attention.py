@@ -1,0 +1,47 @@
+"""What the ways through the transformer share: rotary positions, and attention over whole sequences."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROPE_THETA = 1e6
+NORM_EPSILON = 1e-6
+PLAIN_KEYS = 1024  # a whole table of weights is made for at most so many keys
+
+
+def rotary_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of shape (*positions.shape, head_dim), half-split convention (as in transformers and vLLM)."""
+    frequency = ROPE_THETA ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    angle = positions.float()[..., None] * frequency
+    return torch.cat([angle.cos(), angle.cos()], -1), torch.cat([angle.sin(), angle.sin()], -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """What queries (B, heads, T, head_dim) gather from keys and values (B, kv_heads, S, head_dim): (B, heads, T, head_dim).
+
+    ``mask`` (B, 1, T, S) is true where a query sees a key; without one T = S and each sees those up to its own place.
+    """
+    if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.shape[2] <= PLAIN_KEYS:
+        return _attend_by_products(q, k, v, mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The same through a table of weights: bf16 products at the processor's full rate, which torch's blockwise kernel does not reach on a CPU."""
+    batch, heads, length, head_dim = q.shape
+    kv_heads, seen = k.shape[1], k.shape[2]
+    # Query heads that share a key head are this key head's queries.
+    scores = torch.bmm(q.reshape(batch * kv_heads, -1, head_dim), k.reshape(batch * kv_heads, seen, head_dim).transpose(1, 2))
+    scores = scores.view(batch, heads, length, seen).float() * head_dim**-0.5
+    if mask is None:
+        mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril()
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    gathered = torch.bmm(weights.view(batch * kv_heads, -1, seen), v.reshape(batch * kv_heads, seen, head_dim))
+    return gathered.view(batch, heads, length, head_dim)
