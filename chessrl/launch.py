@@ -5,9 +5,7 @@ Every command shares one schema (``chessrl.config.Config``) and one folder of pr
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
 import os
 import re
 import sys
@@ -33,7 +31,6 @@ from chessrl.signals import Interrupted, call_earlier, stop_signals
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SWEEP_FLAGS = {"-m", "--multirun"}
-HELP_FLAGS = {"-h", "--help"}
 EXTRA_LAUNCHERS = ("joblib", "submitit_local", "submitit_slurm")
 TORCHRUN_SETS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OPEN_TABLES = ("reward.weights",)  # keys whose entries are the user's own
@@ -44,15 +41,15 @@ ConfigStore.instance().store(name="schema", node=Config)
 def launch(name: str, work: Callable[[Config], int | None]) -> None:
     """Run ``work`` on the configuration of command ``name`` (``conf/NAME.yaml``), and end the process with its status."""
     arguments = sys.argv[1:]
-    if HELP_FLAGS.intersection(arguments):
-        print_help(name)
     check_processes(name, arguments)
     flags = {argument for argument in arguments if argument.startswith("-")}
     try:
         if not flags:
             compose(name, arguments)
         elif flags <= HELP_FLAGS:
-            print(help_text(name, [argument for argument in arguments if argument not in HELP_FLAGS]))
+            from chessrl.reference import with_meanings  # here: the meanings are read out of source files
+
+            print(with_meanings(help_text(name, [argument for argument in arguments if argument not in HELP_FLAGS])).rstrip())
             sys.exit(0)
     except UserError as error:
         fail(error)
@@ -72,21 +69,6 @@ def launch(name: str, work: Callable[[Config], int | None]) -> None:
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
     sys.exit(max(statuses, default=0))
-
-
-def print_help(name: str) -> NoReturn:
-    """Hydra's help of command ``name``, each key with its meaning, and the end of the process."""
-    from chessrl.reference import with_meanings  # here: the meanings are read out of source files
-
-    text = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(text):
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(lambda config: None)()
-    except (HydraException, OmegaConfBaseException) as error:
-        fail(UserError(explain(error, sys.argv[1:])))
-    except SystemExit:  # the way Hydra ends help
-        print(with_meanings(text.getvalue()).rstrip())
-    sys.exit(0)
 
 
 def outcome(name: str, work: Callable[[Config], int | None], config: DictConfig) -> tuple[int, str]:

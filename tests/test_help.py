@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from dataclasses import MISSING, fields
@@ -20,9 +21,14 @@ PACKAGES = ("chessrl", "pretrain", "sft", "rl", "analysis", "benchmarks")
 OTHERS_INTERPRETER = {"benchmarks.peers"}  # started by python -m benchmarks under an interpreter that has the peers and nothing of ours
 
 
+def runs(path: Path) -> bool:
+    """Whether the file does something where it is the main one."""
+    return any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in ast.parse(path.read_text()).body)
+
+
 def commands() -> list[str]:
     """Every module that can be run, as `python -m` names it."""
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if '__name__ == "__main__"' in path.read_text()]
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if runs(path)]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in files}
     return sorted(names - OTHERS_INTERPRETER)
 
