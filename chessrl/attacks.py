@@ -7,7 +7,6 @@ verifier that accepts one has been fooled. Patterns after arXiv 2505.22203, tran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import chess
@@ -63,13 +62,12 @@ class ScriptedPolicy:
     def prefill(self, prompts: Tensor, lengths: Tensor) -> tuple[Tensor, _Script]:
         return self._logits(self._texts[:, 0]), _Script(self._texts)
 
-    def decode(self, tokens: Tensor, script: _Script) -> Tensor:
+    def decoder(self) -> Callable[[Tensor, _Script], Tensor]:
+        return self._decode
+
+    def _decode(self, tokens: Tensor, script: _Script) -> Tensor:
         script.end += 1
         return self._logits(script.texts[:, min(script.end, script.texts.shape[1] - 1)])
-
-    @staticmethod
-    def autocast() -> AbstractContextManager[None]:
-        return nullcontext()
 
     @staticmethod
     def _logits(tokens: Tensor) -> Tensor:
