@@ -6,6 +6,7 @@ puzzle) and ``samples.parquet`` (traces samples a puzzle), and times ``python -m
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import subprocess
@@ -19,7 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from benchmarks.measure import Row, figure, timed_children
+from chessrl import endgame
+from chessrl.environment import solver_decisions
 from chessrl.errors import make_folder
+from chessrl.puzzles import Puzzle, load_puzzles
 from chessrl.statistics import FAILURES, passk_table, rates_table
 
 CONFIG = "world: {name: endgame}\nrl: {bins: []}\nalgorithm: {epochs: 1, minibatches: 1}\n"
@@ -32,44 +36,66 @@ class Size:
     puzzles: int = 1480
     traces: int = 128
     checkpoints: int = 6
-    decisions: int = 2
 
 
 def write_policy(path: Path, size: Size, seed: int) -> None:
-    """Policies over 8 to 47 moves: a start that all checkpoints share, a change of each checkpoint, and one of each trace."""
+    """Policies over the legal moves: a start that all checkpoints share, a change of each checkpoint, and one of each trace."""
     shared, own = np.random.default_rng(0), np.random.default_rng(seed)
-    states = size.puzzles * size.decisions
-    counts = shared.integers(8, 48, states)
-    solving = np.repeat(shared.integers(0, 8, states), size.traces)
+    states = decisions(size.puzzles)
+    counts = np.array([len(state.moves) for state in states])
     flat = []
     for count in counts:
         scores = shared.normal(0, 2, count) + own.normal(0, 0.5, count) + own.normal(0, 0.7, (size.traces, count))
         scores -= np.log(np.exp(scores).sum(1, keepdims=True)) + 0.1
         flat.append(scores.astype(np.float32).ravel())
-    lengths = np.repeat(counts, size.traces)
-    ends = np.append(0, np.cumsum(lengths)).astype(np.int32)
-    names = pa.array([f"{file}{rank}" for file in "abcdef" for rank in range(1, 9)])
-    moves = pa.DictionaryArray.from_arrays(np.concatenate([np.arange(length, dtype=np.int16) for length in lengths]), names).dictionary_decode()
-    puzzle = np.repeat(np.arange(states) // size.decisions, size.traces)
+    rows = len(states) * size.traces
+    ends = np.append(0, np.cumsum(np.repeat(counts, size.traces))).astype(np.int32)
+    solving = np.repeat([state.solution for state in states], size.traces)
     table = {
-        "puzzle": np.array(puzzle_names(size.puzzles))[puzzle],
-        "bin": np.array(bins(size.puzzles))[puzzle],
-        "decision": np.repeat(np.arange(states) % size.decisions, size.traces),
-        "trace": np.tile(np.arange(size.traces), states),
-        "moves": pa.ListArray.from_arrays(ends, moves),
+        "puzzle": np.repeat([state.puzzle.id for state in states], size.traces),
+        "bin": np.repeat([state.puzzle.bin for state in states], size.traces),
+        "decision": np.repeat([state.number for state in states], size.traces),
+        "trace": np.tile(np.arange(size.traces), len(states)),
+        "moves": pa.ListArray.from_arrays(ends, pa.array([move for state in states for move in state.moves * size.traces])),
         "logprobs": pa.ListArray.from_arrays(ends, np.concatenate(flat)),
         "solution": solving,
-        "solving": pa.ListArray.from_arrays(np.arange(len(lengths) + 1, dtype=np.int32), solving),
+        "solving": pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), solving),
     }
     parquet.write_table(pa.table(table), path, compression="zstd")
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """One decision of a puzzle: its legal moves (UCI) and the place of the solution's among them."""
+
+    puzzle: Puzzle
+    number: int
+    moves: list[str]
+    solution: int
+
+
+def decisions(puzzles: int) -> list[State]:
+    """Those of the first puzzles."""
+    states = []
+    for puzzle in packaged()[:puzzles]:
+        for number, (board, solution, _) in enumerate(solver_decisions(puzzle)):
+            moves = [move.uci() for move in board.legal_moves]
+            states.append(State(puzzle, number, moves, moves.index(solution.uci())))
+    return states
+
+
+@functools.cache
+def packaged() -> list[Puzzle]:
+    """The endgame pack's test puzzles: the explorer looks them up."""
+    return load_puzzles(endgame.PACK / endgame.PUZZLES_FILE, "test")
+
+
 def puzzle_names(puzzles: int) -> list[str]:
-    return [f"p{number:05d}" for number in range(puzzles)]
+    return [puzzle.id for puzzle in packaged()[:puzzles]]
 
 
 def bins(puzzles: int) -> list[str]:
-    return [f"B{number % 5 + 1}" for number in range(puzzles)]
+    return [puzzle.bin for puzzle in packaged()[:puzzles]]
 
 
 def samples_table(size: Size, skill: float, seed: int) -> pd.DataFrame:
@@ -126,6 +152,6 @@ def report(out: Path, size: Size) -> list[Row]:
     command = [sys.executable, "-m", "analysis", f"runs=[{','.join(map(str, runs))}]", f"outputs={out}"]
     lap = timed_children(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, of the largest child so far
-    rows = size.puzzles * size.decisions * size.traces * size.checkpoints
+    rows = len(decisions(size.puzzles)) * size.traces * size.checkpoints
     part = f"report, {rows:,} rows of policies"
     return [Row(part, "python -m analysis", "s", lap.wall_s, lap.wall_s, lap.wall_s, lap.processor_s), figure(part, "peak memory", "GiB", peak)]
