@@ -31,7 +31,7 @@ CONFIG = "world: {name: endgame}\nrl: {bins: []}\nalgorithm: {epochs: 1, minibat
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the evaluations: the test split of the endgame pack, 128 traces a puzzle."""
+    """Of the evaluations: the first puzzles of the endgame pack's test split, and traces of each."""
 
     puzzles: int = 1480
     traces: int = 128

@@ -40,6 +40,7 @@ class GpuSettings:
     group: int = 8  # samples of every prompt
     new: int = 2432  # tokens after the prompt
     rounds: int = 5  # repetitions
+    arithmetic: str = "bf16 compile"  # or bf16
     out: str = "outputs/benchmarks"  # folder for the figures
 
 
@@ -53,13 +54,13 @@ def main(arguments: list[str]) -> None:
     matrix_rate = next(row.rate for row in rows if row.contender == "matrix product, bf16")
     write(folder, "gpu", described, rows)
     for name in tqdm(settings.trained, desc="training", unit="model"):
-        rows += utilisation(Place(name, "bf16", device), settings, matrix_rate)
+        rows += utilisation(Place(name, settings.arithmetic, device), settings, matrix_rate)
         write(folder, "gpu", described, rows)
     for name in tqdm(settings.sampled, desc="sampling", unit="model"):
-        contender = sampling_step(Place(name, "bf16", device), settings.prompts, settings.group, settings.new)
+        contender = sampling_step(Place(name, settings.arithmetic, device), settings.prompts, settings.group, settings.new)
         rows += compare(f"sampling {settings.prompts} x {settings.group}", "tokens/s", "", [contender], settings.rounds)
         write(folder, "gpu", described, rows)
-    contender = grpo_step(Place(settings.rl, "bf16", device), settings.prompts, settings.group, settings.new)
+    contender = grpo_step(Place(settings.rl, settings.arithmetic, device), settings.prompts, settings.group, settings.new)
     rows += compare(f"RL step {settings.prompts} x {settings.group}", "steps/s", ">= 1/30 s", [contender], settings.rounds)
     write(folder, "gpu", described, rows)
     print((folder / "gpu.md").read_text())

@@ -87,9 +87,9 @@ def growth(folder: Path) -> list[Row]:
     return exponents(table)
 
 
-def measured(step: str, against: str, shape: Shape, precision: str = "fp32") -> Point:
-    """The cost of one step: the shorter of some laps, and the peak of another."""
-    place = Place(shape.model, precision)
+def measured(step: str, against: str, shape: Shape) -> Point:
+    """The cost of one step in fp32: the shorter of some laps, and the peak of another."""
+    place = Place(shape.model)
     if step == "training":
         contender = training_step(place, shape.rows, shape.context)
     else:
@@ -104,16 +104,16 @@ def measured(step: str, against: str, shape: Shape, precision: str = "fp32") -> 
     return Point(step, against, x, min(lap.wall_s for lap in laps), min(lap.processor_s for lap in laps), peak, counted.total)
 
 
-def counted_memory(step: str, model: ModelConfig, shape: Shape, budget: int, precision: str = "fp32") -> Memory:
+def counted_memory(step: str, model: ModelConfig, shape: Shape, budget: int) -> Memory:
     """What ``chessrl.memory`` says of the step."""
     if step == "training":
         rows = min(shape.rows, max(1, budget // shape.context))
-        return training_memory(model, precision, rows * (shape.context - 1))
+        return training_memory(model, "fp32", rows * (shape.context - 1))
     if step == "sampling":
-        return sampling_memory(model, precision, shape.prompts, shape.group, PROMPT, shape.new)
+        return sampling_memory(model, "fp32", shape.prompts, shape.group, PROMPT, shape.new)
     length = PROMPT + shape.new
     rows = min(shape.prompts * shape.group, max(1, budget // length))
-    return rl_memory(model, precision, shape.prompts, shape.group, PROMPT, shape.new, rows * length)
+    return rl_memory(model, "fp32", shape.prompts, shape.group, PROMPT, shape.new, rows * length)
 
 
 def peak_of(work: Callable[[], object]) -> int:

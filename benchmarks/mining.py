@@ -13,7 +13,7 @@ import chess
 import pandas as pd
 from scipy.stats import spearmanr
 
-from benchmarks.measure import Row, children_processor_s, figure
+from benchmarks.measure import Row, figure
 from chessrl.errors import UserError, make_folder
 from chessrl.mining import MiningSettings, mine
 from chessrl.puzzle_filters import PuzzleFilters
@@ -56,9 +56,8 @@ def found_again(table: str, first: int, out: Path) -> list[Row]:
         raise UserError(f"{table}: needs a PGN column that leads to each puzzle")
     games = make_folder(out, "out") / "games.pgn"
     write_games(known, games)
-    before = children_processor_s()
     mined = mine(MiningSettings(sources=(str(games),), out=str(out), exclude_time_classes=()))
-    minutes = (children_processor_s() - before) / 60  # of the engines, which have all ended; nearly none where results were there before
+    minutes = mined.engine_s / 60  # that its searches took, whenever they were made
     compared = compare(known, mined.puzzles)
     compared.to_csv(out / "found_again.csv", index=False)
     part = f"mining, {len(known)} games"

@@ -82,8 +82,8 @@ class RunConfig:
     """How a run is carried out. ``precision``, ``compile`` and the kind of device found enter its identity."""
 
     device: str = local("auto")  # auto, cpu, cuda
-    precision: str = "fp32"  # fp32, bf16 (autocast with fp32 weights), or fp64 (slow: for exact comparisons)
-    compile: bool = neutral(False)  # layers fused by torch.compile: faster in long runs, seconds to a minute to begin; rounds otherwise
+    precision: str = "fp32"  # fp32, bf16 (fp32 weights, computed with in bf16), or fp64 (slow: for exact comparisons)
+    compile: bool = neutral(False)  # stages and evaluations have torch.compile fuse layers: a later start, then faster; rounds otherwise
     threads: int = local(0)  # CPU threads; 0 leaves torch's default
     micro_batch_tokens: int = local(
         0

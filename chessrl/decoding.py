@@ -91,10 +91,10 @@ def layer_step(
     k = rotate(_norm(k, weights.k_norm), cos, sin).to(keys.dtype)
     keys.index_copy_(2, slot, k[:, :, None])
     values.index_copy_(2, slot, v[:, :, None])
-    q = q.view(rows, kv_heads, -1, head_dim) * head_dim**-0.5
+    q = q.view(rows, kv_heads, -1, head_dim)
     given = _of_sequences(_of_prompts(q, place, prompt_mask.shape[0], most) @ prompt_keys.transpose(2, 3) + prompt_mask, place, most)
     scores = torch.cat([given, q @ keys.transpose(2, 3) + unwritten], -1)
-    shares = scores.float().softmax(-1).to(keys.dtype) if keys.dtype == torch.bfloat16 else scores.softmax(-1)
+    shares = (scores.to(x.dtype) * head_dim**-0.5).softmax(-1).to(keys.dtype)  # x: fp32 where keys are bf16
     given, written = shares.split([given.shape[-1], keys.shape[2]], -1)
     gathered = _of_sequences(_of_prompts(given, place, prompt_mask.shape[0], most) @ prompt_values, place, most) + written @ values
     x = x + gathered.reshape(rows, -1) @ weights.output

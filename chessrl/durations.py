@@ -45,7 +45,7 @@ class Episodes:
 def work_of(config: Config, sequence: int, threads: int) -> Work:
     """What has to be timed for the estimate of ``config``."""
     return Work(
-        config.model, config.run.precision, threads, config.run.micro_batch_tokens, expected_game_tokens(config), sequence,
+        config.model, config.run.precision, config.run.compile, threads, config.run.micro_batch_tokens, expected_game_tokens(config), sequence,
         expected_prompt_tokens(config), config.algorithm.group,
     )  # fmt: skip
 

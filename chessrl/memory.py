@@ -1,6 +1,7 @@
 """How much memory a step takes, counted from the architecture: ``python -m benchmarks part=growth`` holds the count against measured peaks.
 
 A count for fused attention (no matrix of all pairs is kept), fp32 weights and AdamW; bf16 computes under autocast, as ``chessrl.model`` does.
+In bf16 on a CPU there is more: attention by products keeps 6 bytes for each head and pair of tokens (``chessrl.attention``).
 Bytes throughout; the interpreter, its libraries and what an allocator leaves unused are not in it (about 1 GB on a GPU).
 """
 
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chessrl.cache import BLOCK
 from chessrl.config import ModelConfig
 from chessrl.model import Cost
 
 FP32 = 4
 ELEMENT = {"fp32": 4, "bf16": 2}  # bytes of what matrix products read and write
-BLOCK = 32  # slots that the shared cache grows by (chessrl.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,13 @@ class Memory:
         return self.weights + self.optimizer + self.gradients + self.activations + self.cache
 
 
-def saved_per_token(model: ModelConfig, precision: str, table: int = 0) -> int:
+def saved_per_token(model: ModelConfig, precision: str) -> int:
     """Bytes of a token that a forward pass keeps for its backward pass.
 
     With h = hidden, q = heads x head_dim, k = kv_heads x head_dim, f = ffn a layer keeps, in elements: 4 h, 2 q and 2 k of its norms (what comes in
     and what is scaled, always fp32); their outputs for the products (2 h; in bf16 5 h, cast once for each of q, k, v, gate and up); 2 q + 2 k of
     attention (queries and its output, keys and values); 4 f (gate, silu(gate), up, their product). The head keeps 3 h likewise and its logits.
-    Norms that are fused, as on some GPUs, keep up to 2 h + q + k less. In bf16 on a CPU attention keeps its weights, fp32 and bf16, of each head
-    and each of ``table`` keys (``chessrl.attention``).
+    Norms that are fused, as on some GPUs, keep up to 2 h + q + k less.
     """
     element = ELEMENT[precision]
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -46,8 +46,7 @@ def saved_per_token(model: ModelConfig, precision: str, table: int = 0) -> int:
     norms = FP32 * (4 * model.hidden + 2 * queries + 2 * keys + 2 + 2 * model.heads + model.kv_heads)  # and attention's logsumexp
     products = element * (copies * model.hidden + 2 * queries + 2 * keys + 4 * model.ffn)
     head = model.hidden * (2 * FP32 + element) + FP32 * (model.vocabulary + 4)
-    weights = (FP32 + ELEMENT["bf16"]) * model.heads * table
-    return model.layers * (norms + products + weights) + head
+    return model.layers * (norms + products) + head
 
 
 def passing_per_token(model: ModelConfig, precision: str) -> int:

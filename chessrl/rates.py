@@ -42,6 +42,7 @@ class Work:
 
     model: ModelConfig
     precision: str
+    compile: bool
     threads: int
     micro_batch_tokens: int  # 0: the device's default
     game_tokens: int  # of a game in pretraining
@@ -91,8 +92,10 @@ def rates(work: Work, outputs: str) -> Rates:
         return Rates(**kept | {"decoding_s": tuple(kept["decoding_s"])})
     threads = torch.get_num_threads()
     torch.set_num_threads(work.threads)
-    measured = measure(work)
-    torch.set_num_threads(threads)
+    try:
+        measured = measure(work)
+    finally:
+        torch.set_num_threads(threads)
     if not measured.busy:
         make_folder(path.parent, "outputs")
         write_json(path, asdict(measured))
@@ -103,6 +106,8 @@ def measure(work: Work) -> Rates:
     """Time the steps of ``work`` on a CPU."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     model = build_model(work.model, seed=0, precision=work.precision)
+    if work.compile:
+        model.compile_layers()
     budget = work.micro_batch_tokens or default_micro_batch_tokens(model.device, work.precision)
     optimizer = build_optimizer(model, OptimizerConfig())
     games, sequences = (_examples(length, budget) for length in (work.game_tokens, work.sequence_tokens))

@@ -49,10 +49,10 @@ def prepare(run: Run) -> Setup:
     config, settings, algorithm = run.config, run.config.rl, run.config.algorithm
     model, start = (load_model(Path(config.parent) / "model", precision=config.run.precision, device=run.device) for _ in range(2))
     start.requires_grad_(False)
-    if config.run.compile:
-        model.compile_layers()
-        start.compile_layers()
     reference = copy.deepcopy(start) if algorithm.reference_period else start
+    if config.run.compile:
+        for each in {model, start, reference}:
+            each.compile_layers()
     learner = Learner(model, ValueHead(model.config, config.run.precision, run.device) if algorithm.advantage == "gae" else None)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
     curriculum = curriculum_of(settings.curriculum, [puzzle.id for puzzle in puzzles], settings.prompts)

@@ -61,7 +61,10 @@ def proposing_model(config: Config, parent: Transformer) -> Transformer:
     """The model that proposes the lines: ``parent``, or the teacher."""
     if not config.sft.trace.enabled or config.sft.trace.proposal != "teacher":
         return parent
-    return load_model(proposing_folder(config), precision=config.run.precision, device=parent.device)
+    teacher = load_model(proposing_folder(config), precision=config.run.precision, device=parent.device)
+    if config.run.compile:
+        teacher.compile_layers()
+    return teacher
 
 
 def cached_trees(model: Transformer, puzzles: Sequence[Puzzle], config: Config, report: TraceReport) -> list[Tree]:

@@ -77,7 +77,7 @@ def test_a_part_that_needs_data_names_its_key_before_any_other_runs(tmp_path):
 
 def test_the_gpu_command_runs_on_a_cpu_in_small(tmp_path):
     small = ["trained=nano", "sampled=nano", "rl=nano", "games=2", "length=16", "prompts=2", "group=2", "new=4", "rounds=1"]
-    gpu.main(["device=cpu", *small, f"out={tmp_path}"])
+    gpu.main(["device=cpu", "arithmetic=bf16", *small, f"out={tmp_path}"])
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     parts = ["ceiling"] * 3 + ["pretraining 2 x 16"] * 2 + ["sampling 2 x 2", "RL step 2 x 2"]
     assert [row["part"] for row in rows] == parts

@@ -222,7 +222,7 @@ def test_a_planted_rule_is_found():
     losses = {size: {rate: 1 + (np.log(rate) - np.log(2e-3 * (1e6 / size) ** 0.3)) ** 2 for rate in rates} for size in (10**5, 10**6, 10**7)}
     rule = fit_rule(losses)
     assert rule.exponent == pytest.approx(0.3) and rule.lr * (rule.reference / 1e6) ** 0.3 == pytest.approx(2e-3) and rule.edges == ()
-    with pytest.raises(UserError, match="a rule needs at least two sizes with three rates each; found N=100,000: 5 rates"):
+    with pytest.raises(UserError, match="a rule needs at least two sizes with three rates each, found N=100,000: 5 rates; train more"):
         fit_rule({10**5: losses[10**5]})
 
 
@@ -361,7 +361,7 @@ def test_rates_are_measured_once_and_kept_unless_other_work_shared_the_cores(mon
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_rate_of_a_tiny_model_is_measured(precision):
     tiny = ModelConfig("tiny", layers=1, hidden=16, ffn=16, heads=2, kv_heads=1, head_dim=8)
-    found = rates.measure(rates.Work(tiny, precision, 1, 64, 16, 16, 6, 4))
+    found = rates.measure(rates.Work(tiny, precision, False, 1, 64, 16, 16, 6, 4))
     values = [found.game_training_s, found.game_scoring_s, found.sequence_training_s, found.sequence_scoring_s, found.optimizer_s]
     assert min(*values, *found.decoding_s) > 0 and 1 <= len(found.decoding_s) <= len(rates.BATCHES)
 

@@ -36,8 +36,8 @@ def test_a_token_keeps_as_much_as_autograd_saves(precision):
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             next_token_logprobs(model, torch.randint(0, 81, (rows, length), generator=torch.Generator().manual_seed(0))).sum()
         found = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / (rows * (length - 1))
-        table = length - 1 if precision == "bf16" else 0
-        assert saved_per_token(config, precision, table) == pytest.approx(found, rel=0.05)
+        table = 6 * config.layers * config.heads * (length - 1) if precision == "bf16" else 0  # attention's weights on a CPU
+        assert saved_per_token(config, precision) + table == pytest.approx(found, rel=0.05)
 
 
 @pytest.mark.parametrize("step", ["training", "sampling"])

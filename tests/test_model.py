@@ -108,6 +108,12 @@ def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own():
                 cache, kept = cache.select(left), kept[left]
 
 
+def test_compiling_asks_for_the_compiler_that_torch_will_look_for(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"run\.compile=true: needs the C\+\+ compiler no-such-compiler"):
+        build_model(TINY, seed=0).compile_layers()
+
+
 @pytest.mark.long
 def test_compiled_layers_compute_what_the_plain_ones_do():
     """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one."""

@@ -379,7 +379,7 @@ def test_a_made_table_is_a_world_of_its_own(tmp_path, monkeypatch):
     assert world.puzzle_hash(config) == world.puzzle_hash(lichess(tmp_path, made, sft_puzzles=1, seed=5)), "its content alone counts"
     with pytest.raises(UserError, match="expected one puzzle table"):
         world.puzzle_table(lichess(tmp_path, [str(made), str(source)]))
-    with pytest.raises(UserError, match=r"none\.parquet: no such puzzle table"):
+    with pytest.raises(UserError, match=r"none\.parquet: no such file; give the puzzle table"):
         world.puzzles_of_split(lichess(tmp_path, tmp_path / "none.parquet"), "test")
 
 

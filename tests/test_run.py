@@ -110,7 +110,7 @@ def test_what_changes_results_changes_a_stages_directory_and_nothing_else_does(t
         for same in ("run.threads=1", "run.micro_batch_tokens=77", "run.checkpoint_steps=1", "run.checkpoint_seconds=1"):
             assert directory(stage, same) == base, same
         own = {"pretrain": {"model.layers=3"}, "sft": {"sft.trace.candidates=2"}, "rl": {"algorithm.beta=0.5", "reward.weights.line=2"}}
-        changes = {f"{stage}.optimizer.lr=0.123", f"{stage}.seed=9", f"{stage}.data_seed=9", "run.precision=bf16"} | own[stage]
+        changes = {f"{stage}.optimizer.lr=0.123", f"{stage}.seed=9", f"{stage}.data_seed=9", "run.precision=bf16", "run.compile=true"} | own[stage]
         assert len({base} | {directory(stage, change) for change in changes}) == 1 + len(changes)
         others = {"pretrain.seed=9", "sft.seed=9", "rl.seed=9", "evaluate.seed=9"} - changes
         assert {directory(stage, other) for other in others} == {base}, "another stage's keys entered the identity"
