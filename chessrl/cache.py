@@ -77,15 +77,17 @@ class SharedCache:
         owner: Tensor,
         own: list[tuple[Tensor, Tensor]],  # per layer (B, kv_heads, slots, head_dim)
         end: int,  # slots in use
+        most: int = 1,  # places of a prompt in the table below, at least
     ):
         self.prompts, self.lengths, self.owner, self.own, self.end = prompts, lengths, owner, own, end
-        # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at.
+        # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
+        # while sequences leave: compiled code is of one width.
         order = owner.argsort(stable=True)
         by_prompt = owner[order]
         first = torch.searchsorted(by_prompt, torch.arange(len(lengths), device=owner.device))
         rank = torch.empty_like(owner)
         rank[order] = torch.arange(len(owner), device=owner.device) - first[by_prompt]
-        self.most = int(rank.max()) + 1
+        self.most = max(most, int(rank.max()) + 1)
         place = owner * self.most + rank
         # None where they stand in the table's order and leave no place empty, as whole groups do: then nothing is to be moved about.
         whole = len(place) == len(lengths) * self.most and bool((place == torch.arange(len(place), device=place.device)).all())
@@ -104,7 +106,7 @@ class SharedCache:
         """The cache of the given sequences, in that order; rows may repeat. Prompts without a sequence are dropped."""
         needed, owner = self.owner[rows].unique(return_inverse=True)
         prompts = self.prompts if len(needed) == len(self.lengths) else [(k[needed], v[needed]) for k, v in self.prompts]
-        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end)
+        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end, self.most)
 
     def reserve(self, tokens: int) -> None:
         """Nothing: the cache grows by blocks, since all of it is read at every step."""

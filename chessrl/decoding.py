@@ -104,7 +104,7 @@ def layer_step(
 
 @functools.cache
 def _fused() -> Callable[..., Tensor]:
-    return torch.compile(layer_step)
+    return torch.compile(layer_step, dynamic=False)  # all that differs from call to call is marked below
 
 
 def compiled_layer_step(x: Tensor, cos: Tensor, sin: Tensor, weights: LayerWeights, *state: Any) -> Tensor:
