@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import analysis, gpu
 from benchmarks.__main__ import main
 from benchmarks.measure import Contender, Lap, Peer, compare, table
 from chessrl.errors import UserError
@@ -82,3 +82,10 @@ def test_the_gpu_command_runs_on_a_cpu_in_small(tmp_path):
     parts = ["ceiling"] * 3 + ["pretraining 2 x 16"] * 2 + ["sampling 2 x 2", "RL step 2 x 2"]
     assert [row["part"] for row in rows] == parts
     assert all(row["rate"] > 0 for row in rows)
+
+
+@pytest.mark.long
+def test_the_report_of_made_up_policies_is_written(tmp_path):
+    rows = analysis.report(tmp_path, analysis.Size(puzzles=20, traces=4, checkpoints=3))
+    assert [row.contender for row in rows] == ["python -m analysis", "peak memory"] and rows[0].rate > 0
+    assert list(tmp_path.glob("analysis-*/report.html"))
