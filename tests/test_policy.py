@@ -6,24 +6,18 @@ import pytest
 import torch
 
 from chessrl import notation
-from chessrl.config import ModelConfig
 from chessrl.endgame import PACK, PUZZLES_FILE
 from chessrl.environment import build_environment
 from chessrl.model import build_model, token_logprobs
 from chessrl.policy import decisions_of, exact_success, measure_policy, move_tree, sampled_traces, score_moves
 from chessrl.puzzles import load_puzzles, prompt_tokens
 from chessrl.sampler import SamplingSettings, rollout
-
-TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
+from tests.uneven_policy import TINY, uneven_policy
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = build_model(TINY, seed=0)
-    with torch.no_grad():  # of a fresh model all moves of equal length look alike
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
-    return model
+    return uneven_policy()
 
 
 @pytest.fixture(scope="module")

@@ -16,24 +16,19 @@ import torch
 
 from chessrl import notation
 from chessrl.checkpoint import save_model
-from chessrl.config import ModelConfig
 from chessrl.errors import UserError
-from chessrl.model import build_model, token_logprobs
+from chessrl.model import token_logprobs
 from chessrl.player import Knowledge, PlaySettings, choose_move, open_policy
 from chessrl.uci import UciEngine
+from tests.uneven_policy import uneven_policy
 
-TINY = ModelConfig("tiny", layers=2, hidden=32, ffn=48, heads=2, kv_heads=1, head_dim=16)
 KRK = "8/8/8/4k3/8/8/8/KR6 w - - 0 1"
 ENDGAME = Knowledge("tiny", "snapshot", ("answer",), 5)
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = build_model(TINY, seed=0)
-    with torch.no_grad():  # of a fresh model all moves of equal length look alike
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
-    return model
+    return uneven_policy()
 
 
 @pytest.fixture(scope="module")
