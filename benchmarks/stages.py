@@ -52,10 +52,8 @@ class Place:
         return self.arithmetic.split()[0]
 
     def build(self) -> Transformer:
-        model = build_model(self.config().model, seed=0, precision=self.precision, device=self.device)
-        if self.arithmetic.endswith("compile"):
-            model.compile_layers()
-        return model
+        compiled = self.arithmetic.endswith("compile")
+        return build_model(self.config().model, seed=0, precision=self.precision, compiled=compiled, device=self.device)
 
     def config(self) -> Config:
         """The configuration that ``python -m rl model=...`` would have."""

@@ -6,11 +6,13 @@ many sequences follow it, and reads it once for all of them: bf16, where speed i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 32  # slots that a shared cache grows by: it is read whole, so that matrix products find their operands without gaps
+BLOCK = 32  # slots that a shared cache grows by
 
 
 class KVCache:
@@ -64,22 +66,35 @@ class KVCache:
         return F.scaled_dot_product_attention(q, keys[:, :, : self.end], values[:, :, : self.end], attn_mask=self.mask)
 
 
+class Places(NamedTuple):
+    """Where sequences stand, the same for all layers, while one more token of each is taken in."""
+
+    hidden: Tensor  # (P, 1, 1, T): -inf at a prompt's padding, 0 elsewhere
+    place: Tensor | None  # (B,) each sequence's place in a table (P, most); None where they fill it in its order
+    most: int
+    slot: Tensor  # (1,) where the new token goes
+    unwritten: Tensor  # (slots,) -inf after the new token, 0 up to it
+
+
 class SharedCache:
     """Prompts, each held once, and B sequences that follow them; ``owner`` (B,) is the prompt of each.
 
     A prompt's keys meet the queries of all its sequences in one matrix product; each sequence's own keys meet its own (``chessrl.decoding``).
+    Keys are (.., slots, head_dim); values likewise, or ``across``: (.., head_dim, slots), so that loops which sum over slots go along them.
     """
 
     def __init__(
         self,
-        prompts: list[tuple[Tensor, Tensor]],  # per layer keys and values (P, kv_heads, T, head_dim), right-padded
+        prompts: list[tuple[Tensor, Tensor]],  # per layer keys and values of P prompts of T slots, right-padded
         lengths: Tensor,  # (P,) of the prompts
         owner: Tensor,
-        own: list[tuple[Tensor, Tensor]],  # per layer (B, kv_heads, slots, head_dim)
+        own: list[tuple[Tensor, Tensor]],  # per layer keys and values of B sequences
         end: int,  # slots in use
+        across: bool,
         most: int = 1,  # places of a prompt in the table below, at least
     ):
-        self.prompts, self.lengths, self.owner, self.own, self.end = prompts, lengths, owner, own, end
+        self.prompts, self.lengths, self.owner, self.own, self.end, self.across = prompts, lengths, owner, own, end, across
+        self.slots, self._room, self._dimension = own[0][0].shape[2], own, 3 if across else 2  # of a value's slots
         # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
         # while sequences leave: compiled code is of one width.
         order = owner.argsort(stable=True)
@@ -92,31 +107,50 @@ class SharedCache:
         # None where they stand in the table's order and leave no place empty, as whole groups do: then nothing is to be moved about.
         whole = len(place) == len(lengths) * self.most and bool((place == torch.arange(len(place), device=place.device)).all())
         self.place = None if whole else place
-        hidden = torch.arange(prompts[0][0].shape[2], device=lengths.device)[None] >= lengths[:, None]
-        self.mask = torch.zeros(hidden.shape, dtype=prompts[0][0].dtype, device=lengths.device).masked_fill(hidden, -torch.inf)[:, None, None]
+        padding = torch.arange(prompts[0][0].shape[2], device=lengths.device)[None] >= lengths[:, None]
+        self.hidden = torch.zeros(padding.shape, dtype=prompts[0][0].dtype, device=lengths.device).masked_fill(padding, -torch.inf)[:, None, None]
 
     @staticmethod
-    def of(kept: list[tuple[Tensor, Tensor]], lengths: Tensor) -> SharedCache:
+    def of(kept: list[tuple[Tensor, Tensor]], lengths: Tensor, across: bool = False) -> SharedCache:
         """The cache of right-padded prompts: ``kept`` has each layer's keys and values (P, kv_heads, T, head_dim)."""
-        prompts = [(k.contiguous(), v.contiguous()) for k, v in kept]
-        own = [(k[:, :, :0].contiguous(), v[:, :, :0].contiguous()) for k, v in prompts]
-        return SharedCache(prompts, lengths, torch.arange(len(lengths), device=lengths.device), own, 0)
+        prompts = [(k.contiguous(), (v.transpose(2, 3) if across else v).contiguous()) for k, v in kept]
+        own = [(k[:, :, :0], v[..., :0] if across else v[:, :, :0]) for k, v in prompts]
+        return SharedCache(prompts, lengths, torch.arange(len(lengths), device=lengths.device), own, 0, across)
 
     def select(self, rows: Tensor) -> SharedCache:
         """The cache of the given sequences, in that order; rows may repeat. Prompts without a sequence are dropped."""
         needed, owner = self.owner[rows].unique(return_inverse=True)
         prompts = self.prompts if len(needed) == len(self.lengths) else [(k[needed], v[needed]) for k, v in self.prompts]
-        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end, self.most)
+        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end, self.across, self.most)
 
     def reserve(self, tokens: int) -> None:
-        """Nothing: the cache grows by blocks, since all of it is read at every step."""
+        """Nothing: the cache grows as it is needed, since all that it holds is read at every step."""
 
-    def begin(self) -> Tensor:
-        """Take one more token of each sequence in: its position (B,)."""
-        if self.end == self.own[0][0].shape[2]:
-            self.own = [(F.pad(k, (0, 0, 0, BLOCK)), F.pad(v, (0, 0, 0, BLOCK))) for k, v in self.own]
-        slots = torch.arange(self.own[0][0].shape[2], device=self.owner.device)
-        self.slot = slots[self.end : self.end + 1]
-        self.unwritten = torch.zeros(len(slots), dtype=self.mask.dtype, device=slots.device).masked_fill(slots > self.end, -torch.inf)
+    def begin(self) -> tuple[Tensor, Places]:
+        """Take one more token of each sequence in: its position (B,), and where it goes."""
+        if self.end == self.slots:
+            self._grow()
+        slots = torch.arange(self.slots, device=self.owner.device)
+        unwritten = torch.zeros(self.slots, dtype=self.hidden.dtype, device=slots.device).masked_fill(slots > self.end, -torch.inf)
         self.end += 1
-        return self.lengths[self.owner] + self.end - 1
+        return self.lengths[self.owner] + self.end - 1, Places(self.hidden, self.place, self.most, slots[self.end - 1 : self.end], unwritten)
+
+    def _grow(self) -> None:
+        """One block more. Products want tables without gaps, which are made anew; loops do not, and find room for as many slots again."""
+        used, self.slots = self.slots, self.slots + BLOCK
+        if self.slots > self._room[0][0].shape[2]:
+            room = max(self.slots, 2 * used) if self.across else self.slots
+            self._room = [(_with_room(k, 2, room), _with_room(v, self._dimension, room)) for k, v in self.own]
+        for k, v in self._room:  # what is not written yet is multiplied by 0, which no infinity must meet
+            k.narrow(2, used, BLOCK).zero_()
+            v.narrow(self._dimension, used, BLOCK).zero_()
+        self.own = [(k.narrow(2, 0, self.slots), v.narrow(self._dimension, 0, self.slots)) for k, v in self._room]
+
+
+def _with_room(table: Tensor, dimension: int, room: int) -> Tensor:
+    """The table with so many places along a dimension; those that it did not have hold anything."""
+    shape = list(table.shape)
+    shape[dimension] = room
+    larger = table.new_empty(shape)
+    larger.narrow(dimension, 0, table.shape[dimension]).copy_(table)
+    return larger

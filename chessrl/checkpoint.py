@@ -167,7 +167,7 @@ def save_model(model: Transformer, folder: Path) -> None:
     replace_folder(temporary, folder)
 
 
-def load_model(folder: Path, *, precision: str = "fp32", device: str | torch.device = "cpu") -> Transformer:
+def load_model(folder: Path, *, precision: str = "fp32", compiled: bool = False, device: str | torch.device = "cpu") -> Transformer:
     """The model of a folder in Hugging Face layout, ours or the released checkpoints'. Missing or foreign weights are an error."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -177,7 +177,7 @@ def load_model(folder: Path, *, precision: str = "fp32", device: str | torch.dev
         weights = load_file(folder / "model.safetensors")
     except (json.JSONDecodeError, SafetensorError) as error:
         raise UserError(f"{folder} holds a damaged model ({error}); make it again") from None
-    model = Transformer(_model_config(settings, folder), precision)
+    model = Transformer(_model_config(settings, folder), precision, compiled)
     missing, unexpected = set(model.state_dict()) - set(weights), set(weights) - set(model.state_dict())
     if missing or unexpected:
         name = sorted(missing or unexpected)[0]

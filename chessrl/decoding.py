@@ -6,16 +6,16 @@ one matrix, and all are transposed, so that products find their operands without
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from chessrl.attention import NORM_EPSILON, rotary_tables, rotate
-from chessrl.cache import SharedCache
+from chessrl.cache import Places, SharedCache
+from chessrl.fusion import fused, leave_sizes_open, parts
 
 if TYPE_CHECKING:
     from chessrl.model import Layer, Transformer
@@ -55,90 +55,118 @@ class Decoder:
         self.dtype = torch.bfloat16 if model.precision == "bf16" else model.lm_head.weight.dtype
         self.layers = [LayerWeights.of(layer, self.dtype) for layer in model.model.layers]
         self.head = model.lm_head.weight.to(self.dtype).t().contiguous()
-        self.layer_step = compiled_layer_step if model.compiled else layer_step
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: SharedCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
-        cos, sin = rotary_tables(cache.begin()[:, None], self.model.config.head_dim)
+        positions, places = cache.begin()
         x = self.model.embed(tokens)
-        for number, weights in enumerate(self.layers):
-            prompt = (*cache.prompts[number], cache.mask, cache.place, cache.most)
-            x = self.layer_step(x, cos, sin, weights, *prompt, *cache.own[number], cache.slot, cache.unwritten)
+        run = compiled_through if self.model.compiled else through
+        for part in parts(len(self.layers)):
+            x = run(self.layers[part], x, positions, places, cache.prompts[part], cache.own[part], cache.across)
         return self.model.model.norm(x).to(self.dtype) @ self.head
 
 
-def layer_step(
+Pairs = Sequence[tuple[Tensor, Tensor]]  # each layer's keys and values
+
+
+def through(layers: Sequence[LayerWeights], x: Tensor, positions: Tensor, places: Places, prompts: Pairs, own: Pairs, across: bool) -> Tensor:
+    """What comes out of layers one after the other, (B, hidden), for one new token (B, hidden) of each sequence at ``positions`` (B,)."""
+    cos, sin = rotary_tables(positions[:, None], layers[0].q_norm.shape[0])
+    attend = _attend_by_loops if across else _attend_by_products
+    for weights, prompt, written in zip(layers, prompts, own, strict=True):
+        x = _layer(weights, x, cos, sin, places, prompt, written, attend)
+    return x
+
+
+def compiled_through(
+    layers: Sequence[LayerWeights], x: Tensor, positions: Tensor, places: Places, prompts: Pairs, own: Pairs, across: bool
+) -> Tensor:
+    """``through`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
+    if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
+        return through(layers, x, positions, places, prompts, own, across)
+    leave_sizes_open((x, (0,)), (positions, (0,)), (places.place, (0,)), (places.unwritten, (0,)), (places.hidden, (0, 3)))
+    for keys, values in (*prompts, *own):
+        leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
+    return fused(through)(layers, x, positions, places, prompts, own, across)
+
+
+def _layer(
+    weights: LayerWeights,
     x: Tensor,  # (B, hidden)
     cos: Tensor,  # (B, 1, head_dim)
     sin: Tensor,
-    weights: LayerWeights,
-    prompt_keys: Tensor,  # (P, kv_heads, T, head_dim)
-    prompt_values: Tensor,
-    prompt_mask: Tensor,  # (P, 1, 1, T): -inf at padding, 0 elsewhere
-    place: Tensor | None,  # (B,) each sequence's place in a table (P, most); None where they fill it in its order
-    most: int,
-    keys: Tensor,  # (B, kv_heads, slots, head_dim); take the new token's in
-    values: Tensor,
-    slot: Tensor,  # (1,) where the new token goes
-    unwritten: Tensor,  # (slots,) -inf after the new token, 0 up to it
+    places: Places,
+    prompt: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],  # take the new token's keys and values in
+    attend: Callable[..., Tensor],
 ) -> Tensor:
-    """The layer's output (B, hidden) for one new token of each sequence."""
-    rows, kv_heads, head_dim = x.shape[0], keys.shape[1], keys.shape[3]
-    projected = (_norm(x, weights.input_norm).to(keys.dtype) @ weights.qkv).view(rows, -1, head_dim)
+    dtype, rows, (_, kv_heads, _, head_dim) = weights.qkv.dtype, x.shape[0], own[0].shape
+    projected = (_norm(x, weights.input_norm).to(dtype) @ weights.qkv).view(rows, -1, head_dim)
     q, k, v = projected.split([projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
-    q = rotate(_norm(q, weights.q_norm), cos, sin).to(keys.dtype)
-    k = rotate(_norm(k, weights.k_norm), cos, sin).to(keys.dtype)
-    keys.index_copy_(2, slot, k[:, :, None])
-    values.index_copy_(2, slot, v[:, :, None])
-    q = q.view(rows, kv_heads, -1, head_dim)
-    given = _of_sequences(_of_prompts(q, place, prompt_mask.shape[0], most) @ prompt_keys.transpose(2, 3) + prompt_mask, place, most)
-    scores = torch.cat([given, q @ keys.transpose(2, 3) + unwritten], -1)
-    shares = (scores.to(x.dtype) * head_dim**-0.5).softmax(-1).to(keys.dtype)  # x: fp32 where keys are bf16
-    given, written = shares.split([given.shape[-1], keys.shape[2]], -1)
-    gathered = _of_sequences(_of_prompts(given, place, prompt_mask.shape[0], most) @ prompt_values, place, most) + written @ values
+    q = (rotate(_norm(q, weights.q_norm), cos, sin) * head_dim**-0.5).to(dtype)
+    k = rotate(_norm(k, weights.k_norm), cos, sin).to(dtype)
+    gathered = attend(q.view(rows, kv_heads, -1, head_dim), k, v, places, prompt, own)
     x = x + gathered.reshape(rows, -1) @ weights.output
-    gate, up = (_norm(x, weights.post_norm).to(keys.dtype) @ weights.gate_up).chunk(2, -1)
+    gate, up = (_norm(x, weights.post_norm).to(dtype) @ weights.gate_up).chunk(2, -1)
     return x + (F.silu(gate) * up) @ weights.down
 
 
-@functools.cache
-def _fused() -> Callable[..., Tensor]:
-    return torch.compile(layer_step, dynamic=False)  # all that differs from call to call is marked below
+def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Tensor:
+    """What queries (B, kv_heads, n, head_dim) gather, of that shape."""
+    keys, values = own
+    keys.index_copy_(2, places.slot, k[:, :, None])
+    values.index_copy_(2, places.slot, v[:, :, None])
+    scores = torch.cat([_scores_of_prompts(q, prompt[0], places), q @ keys.transpose(2, 3) + places.unwritten], -1)
+    shares = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1).to(q.dtype)
+    given, written = shares.split([prompt[0].shape[2], keys.shape[2]], -1)
+    return _of_prompt_values(given, prompt[1], places) + written @ values
 
 
-def compiled_layer_step(x: Tensor, cos: Tensor, sin: Tensor, weights: LayerWeights, *state: Any) -> Tensor:
-    """``layer_step`` fused by torch.compile: one code for all layers, and for all numbers of sequences, prompts and slots."""
-    if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
-        return layer_step(x, cos, sin, weights, *state)
-    prompt_keys, prompt_values, prompt_mask, place, _, keys, values, _, unwritten = state
-    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, place, unwritten)), (prompt_mask, (0, 3)))
-    leave_sizes_open(*((tensor, (0, 2)) for tensor in (prompt_keys, prompt_values, keys, values)))
-    return _fused()(x, cos, sin, weights, *state)
+def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Tensor:
+    """The same through sums that torch.compile makes loops of. With one query (n = 1) for a key head there is nothing that a matrix product could
+    hold in the processor while it goes on: it read bf16 keys at 15 GB/s, the loop at 32.
+    """
+    keys, values = own
+    keys.index_copy_(2, places.slot, k[:, :, None])
+    values.index_copy_(3, places.slot, v[..., None])
+    alone = places.most == 1 and places.place is None  # one sequence of each prompt
+    given = _sums(q, prompt[0]) + places.hidden if alone else _scores_of_prompts(q, prompt[0], places).float()
+    written = _sums(q, keys) + places.unwritten
+    top = torch.maximum(given.amax(-1, keepdim=True), written.amax(-1, keepdim=True))
+    given, written = (given - top).exp(), (written - top).exp()
+    total = given.sum(-1, keepdim=True) + written.sum(-1, keepdim=True)
+    of_prompts = _sums(given, prompt[1]) if alone else _of_prompt_values(given.to(q.dtype), prompt[1].transpose(2, 3), places)
+    return ((of_prompts + _sums(written, values)) / total).to(q.dtype)
 
 
-def leave_sizes_open(*tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Tell torch.compile which sizes differ from call to call. The model's own stay known: with all left open loops measured 1.6 times slower."""
-    for tensor, sizes in tensors:
-        if tensor is not None:
-            for size in sizes:
-                torch._dynamo.maybe_mark_dynamic(tensor, size)
+def _sums(rows: Tensor, table: Tensor) -> Tensor:
+    """(B, kv_heads, n, d) times (B, kv_heads, m, d), summed over d: (B, kv_heads, n, m)."""
+    return (rows.float()[:, :, :, None] * table.float()[:, :, None]).sum(-1)
+
+
+def _scores_of_prompts(q: Tensor, keys: Tensor, places: Places) -> Tensor:
+    return _of_sequences(_of_prompts(q, places) @ keys.transpose(2, 3) + places.hidden, places)
+
+
+def _of_prompt_values(shares: Tensor, values: Tensor, places: Places) -> Tensor:
+    return _of_sequences(_of_prompts(shares, places) @ values, places)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), NORM_EPSILON)
 
 
-def _of_prompts(rows: Tensor, place: Tensor | None, prompts: int, most: int) -> Tensor:
+def _of_prompts(rows: Tensor, places: Places) -> Tensor:
     """(B, kv_heads, n, d) of sequences as (P, kv_heads, most x n, d) of prompts; empty places hold zeros and are not looked at."""
-    table = rows
-    if place is not None:
-        table = rows.new_zeros(prompts * most, *rows.shape[1:])
-        table[place] = rows
-    return table.view(prompts, most, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
+    prompts, table = places.hidden.shape[0], rows
+    if places.place is not None:
+        table = rows.new_zeros(prompts * places.most, *rows.shape[1:])
+        table[places.place] = rows
+    return table.view(prompts, places.most, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
-def _of_sequences(table: Tensor, place: Tensor | None, most: int) -> Tensor:
+def _of_sequences(table: Tensor, places: Places) -> Tensor:
     """The way back."""
-    rows = table.unflatten(2, (most, -1)).transpose(1, 2).flatten(0, 1)
-    return rows if place is None else rows[place]
+    rows = table.unflatten(2, (places.most, -1)).transpose(1, 2).flatten(0, 1)
+    return rows if places.place is None else rows[places.place]

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -22,11 +19,10 @@ from torch import Tensor, nn
 from chessrl.attention import NORM_EPSILON, attend, rotary_tables, rotate
 from chessrl.cache import KVCache, SharedCache
 from chessrl.config import ModelConfig
-from chessrl.decoding import Decoder, leave_sizes_open
+from chessrl.decoding import Decoder
 from chessrl.errors import UserError
+from chessrl.fusion import allow_compiling, fused, leave_sizes_open, parts
 from chessrl.notation import PAD
-
-WAYS = 64  # compiled forms of one function, at most
 
 
 class RMSNorm(nn.Module):
@@ -98,6 +94,21 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), k, v
 
 
+Pair = tuple[Tensor, Tensor]  # keys and values (B, kv_heads, T, head_dim)
+
+
+def through(
+    layers: Sequence[Layer], x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, before: Sequence[Pair] | None, keep: bool
+) -> tuple[Tensor, list[Pair]]:
+    """What comes out of layers one after the other (B, T, hidden), and each one's keys and values where they are to be kept."""
+    kept = []
+    for number, layer in enumerate(layers):
+        x, k, v = layer(x, cos, sin, mask, None if before is None else before[number])
+        if keep:
+            kept.append((k, v))
+    return x, kept
+
+
 class Trunk(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -108,35 +119,23 @@ class Trunk(nn.Module):
 
 class Transformer(nn.Module):
     """Decoder-only language model. ``precision`` "bf16" computes under autocast with fp32 weights, and decodes from bf16 copies; "fp64" is for exact
-    comparisons.
+    comparisons. ``compiled`` has torch.compile fuse what layers do: it raises UserError where there is no C++ compiler.
     """
 
-    def __init__(self, config: ModelConfig, precision: str = "fp32"):
+    def __init__(self, config: ModelConfig, precision: str = "fp32", compiled: bool = False):
         super().__init__()
+        if compiled:
+            allow_compiling()
         if config.heads % config.kv_heads:
             raise UserError(f"model.heads={config.heads}: expected a multiple of model.kv_heads={config.kv_heads}")
         self.config = config
         self.precision = precision
-        self.compiled = False
+        self.compiled = compiled
         self.shares_prompts = precision == "bf16"  # a group's prompt is read once for all: sums in another order, which fp32's bits forbid
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         if precision == "fp64":
             self.double()
-
-    def compile_layers(self) -> None:
-        """Have torch.compile fuse what a layer does: one code for all layers, lengths and batch sizes, some ten seconds for each way through it.
-
-        Raises UserError where torch.compile finds no C++ compiler.
-        """
-        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # torch tries no other
-        if shutil.which(compiler) is None:
-            raise UserError(f"run.compile=true: needs the C++ compiler {compiler}, which is not there: install it, or leave run.compile=false")
-        # Learning, the reference, prompts and answers each go their own way, with one row and with several: more than torch's default bears.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, WAYS)
-        self.compiled = True
-        for layer in self.model.layers:
-            layer.compile()
 
     @property
     def device(self) -> torch.device:
@@ -167,7 +166,10 @@ class Transformer(nn.Module):
         kept: list[tuple[Tensor, Tensor]] = []
         logits = self.logits(self.states(tokens, kept))
         last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
-        return last, (SharedCache if self.shares_prompts else KVCache).of(kept, lengths)
+        if not self.shares_prompts:
+            return last, KVCache.of(kept, lengths)
+        loops = self.compiled and self.device.type == "cpu" and self.config.heads == self.config.kv_heads
+        return last, SharedCache.of(kept, lengths, across=loops)
 
     def states(
         self,
@@ -190,10 +192,11 @@ class Transformer(nn.Module):
                 of_positions = (0,) if cos.dim() == 2 else (0, 2)
                 leave_sizes_open((x, (0, 1)), (cos, of_positions), (sin, of_positions), (mask, (0, 2, 3)))
                 leave_sizes_open(*((tensor, (0, 2)) for pair in before or () for tensor in pair))
-            for number, layer in enumerate(self.model.layers):
-                x, k, v = layer(x, cos, sin, mask, None if before is None else before[number])
+            run = fused(through) if self.compiled else through
+            for part in parts(self.config.layers):
+                x, pairs = run(self.model.layers[part], x, cos, sin, mask, before and before[part], kept is not None)
                 if kept is not None:
-                    kept.append((k, v))
+                    kept += pairs
             return self.model.norm(x)
 
     def states_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:
@@ -226,9 +229,11 @@ class Transformer(nn.Module):
         return self.lm_head(self.model.norm(x))[:, 0]
 
 
-def build_model(config: ModelConfig, *, seed: int, precision: str = "fp32", device: str | torch.device = "cpu") -> Transformer:
+def build_model(
+    config: ModelConfig, *, seed: int, precision: str = "fp32", compiled: bool = False, device: str | torch.device = "cpu"
+) -> Transformer:
     """A model with seeded initial weights: normal with standard deviation 0.02, residual outputs scaled by 1/sqrt(2 layers) (GPT-2)."""
-    model = Transformer(config, precision)
+    model = Transformer(config, precision, compiled)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

@@ -105,9 +105,7 @@ def rates(work: Work, outputs: str) -> Rates:
 def measure(work: Work) -> Rates:
     """Time the steps of ``work`` on a CPU."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    model = build_model(work.model, seed=0, precision=work.precision)
-    if work.compile:
-        model.compile_layers()
+    model = build_model(work.model, seed=0, precision=work.precision, compiled=work.compile)
     budget = work.micro_batch_tokens or default_micro_batch_tokens(model.device, work.precision)
     optimizer = build_optimizer(model, OptimizerConfig())
     games, sequences = (_examples(length, budget) for length in (work.game_tokens, work.sequence_tokens))

@@ -51,9 +51,7 @@ def train(run: Run) -> None:
     config, settings = run.config, run.config.pretrain
     corpus, validation = world.open_corpus(config)
     batches = plan(corpus, config)
-    model = build_model(config.model, seed=settings.seed, precision=config.run.precision, device=run.device)
-    if config.run.compile:
-        model.compile_layers()
+    model = build_model(config.model, seed=settings.seed, precision=config.run.precision, compiled=config.run.compile, device=run.device)
     cost = Cost.of(config.model)
     state = TrainingState(model, build_optimizer(model, settings.optimizer))
     steps = len(batches)

@@ -47,12 +47,10 @@ class Setup:
 def prepare(run: Run) -> Setup:
     """Everything that the loop needs, from the parent's policy; prints what a curriculum leaves out."""
     config, settings, algorithm = run.config, run.config.rl, run.config.algorithm
-    model, start = (load_model(Path(config.parent) / "model", precision=config.run.precision, device=run.device) for _ in range(2))
+    folder, arithmetic = Path(config.parent) / "model", config.run
+    model, start = (load_model(folder, precision=arithmetic.precision, compiled=arithmetic.compile, device=run.device) for _ in range(2))
     start.requires_grad_(False)
     reference = copy.deepcopy(start) if algorithm.reference_period else start
-    if config.run.compile:
-        for each in {model, start, reference}:
-            each.compile_layers()
     learner = Learner(model, ValueHead(model.config, config.run.precision, run.device) if algorithm.advantage == "gae" else None)
     puzzles = world.puzzles_of_split(config, "rl", settings.bins)
     curriculum = curriculum_of(settings.curriculum, [puzzle.id for puzzle in puzzles], settings.prompts)

@@ -61,9 +61,7 @@ def proposing_model(config: Config, parent: Transformer) -> Transformer:
     """The model that proposes the lines: ``parent``, or the teacher."""
     if not config.sft.trace.enabled or config.sft.trace.proposal != "teacher":
         return parent
-    teacher = load_model(proposing_folder(config), precision=config.run.precision, device=parent.device)
-    if config.run.compile:
-        teacher.compile_layers()
+    teacher = load_model(proposing_folder(config), precision=config.run.precision, compiled=config.run.compile, device=parent.device)
     return teacher
 
 

@@ -80,9 +80,7 @@ def train(run: Run) -> None:
     """The whole stage, from puzzles to ``model/`` and ``summary.json``."""
     config, settings = run.config, run.config.sft
     parent = Path(config.parent)
-    model = load_model(parent / "model", precision=config.run.precision, device=run.device)
-    if config.run.compile:
-        model.compile_layers()
+    model = load_model(parent / "model", precision=config.run.precision, compiled=config.run.compile, device=run.device)
     cost = Cost.of(model.config)
     puzzles = training_puzzles(config)
     held_out = world.puzzles_of_split(config, "validation")[: settings.validation_puzzles]

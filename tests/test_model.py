@@ -111,14 +111,13 @@ def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own():
 def test_compiling_asks_for_the_compiler_that_torch_will_look_for(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"run\.compile=true: needs the C\+\+ compiler no-such-compiler"):
-        build_model(TINY, seed=0).compile_layers()
+        build_model(TINY, seed=0, compiled=True)
 
 
 @pytest.mark.long
 def test_compiled_layers_compute_what_the_plain_ones_do():
     """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one."""
-    plain, fused = (build_model(TINY, seed=0, precision="bf16") for _ in range(2))
-    fused.compile_layers()
+    plain, fused = (build_model(TINY, seed=0, precision="bf16", compiled=compiled) for compiled in (False, True))
     close = {"atol": 0.02, "rtol": 0.0}  # a few roundings of bf16
     for rows, length in ((3, 30), (2, 47), (1, 9)):
         tokens = torch.randint(0, 101, (rows, length))
