@@ -6,7 +6,6 @@ one matrix, and all are transposed, so that products find their operands without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from chessrl.attention import NORM_EPSILON, rotary_tables, rotate
 from chessrl.cache import Places, SharedCache
-from chessrl.fusion import fused, leave_sizes_open, parts
+from chessrl.fusion import fused, leave_sizes_open
 
 if TYPE_CHECKING:
     from chessrl.model import Layer, Transformer
@@ -60,56 +59,48 @@ class Decoder:
     def step(self, tokens: Tensor, cache: SharedCache) -> Tensor:
         """Logits (B, vocabulary) after one more token (B,) per sequence; the cache takes it in."""
         positions, places = cache.begin()
+        cos, sin = rotary_tables(positions[:, None], self.model.config.head_dim)
         x = self.model.embed(tokens)
-        run = compiled_through if self.model.compiled else through
-        for part in parts(len(self.layers)):
-            x = run(self.layers[part], x, positions, places, cache.prompts[part], cache.own[part], cache.across)
+        through = compiled_layer if self.model.compiled else layer
+        for weights, prompt, own in zip(self.layers, cache.prompts, cache.own, strict=True):
+            x = through(weights, x, cos, sin, places, prompt, own, cache.across)
         return self.model.model.norm(x).to(self.dtype) @ self.head
 
 
-Pairs = Sequence[tuple[Tensor, Tensor]]  # each layer's keys and values
-
-
-def through(layers: Sequence[LayerWeights], x: Tensor, positions: Tensor, places: Places, prompts: Pairs, own: Pairs, across: bool) -> Tensor:
-    """What comes out of layers one after the other, (B, hidden), for one new token (B, hidden) of each sequence at ``positions`` (B,)."""
-    cos, sin = rotary_tables(positions[:, None], layers[0].q_norm.shape[0])
-    attend = _attend_by_loops if across else _attend_by_products
-    for weights, prompt, written in zip(layers, prompts, own, strict=True):
-        x = _layer(weights, x, cos, sin, places, prompt, written, attend)
-    return x
-
-
-def compiled_through(
-    layers: Sequence[LayerWeights], x: Tensor, positions: Tensor, places: Places, prompts: Pairs, own: Pairs, across: bool
-) -> Tensor:
-    """``through`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
-    if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
-        return through(layers, x, positions, places, prompts, own, across)
-    leave_sizes_open((x, (0,)), (positions, (0,)), (places.place, (0,)), (places.unwritten, (0,)), (places.hidden, (0, 3)))
-    for keys, values in (*prompts, *own):
-        leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
-    return fused(through)(layers, x, positions, places, prompts, own, across)
-
-
-def _layer(
+def layer(
     weights: LayerWeights,
     x: Tensor,  # (B, hidden)
     cos: Tensor,  # (B, 1, head_dim)
     sin: Tensor,
     places: Places,
-    prompt: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],  # take the new token's keys and values in
-    attend: Callable[..., Tensor],
+    prompt: tuple[Tensor, Tensor],  # keys and values
+    own: tuple[Tensor, Tensor],  # take the new token's in
+    across: bool,  # how values are held
 ) -> Tensor:
+    """The layer's output (B, hidden) for one new token of each sequence."""
     dtype, rows, (_, kv_heads, _, head_dim) = weights.qkv.dtype, x.shape[0], own[0].shape
     projected = (_norm(x, weights.input_norm).to(dtype) @ weights.qkv).view(rows, -1, head_dim)
     q, k, v = projected.split([projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
     q = (rotate(_norm(q, weights.q_norm), cos, sin) * head_dim**-0.5).to(dtype)
     k = rotate(_norm(k, weights.k_norm), cos, sin).to(dtype)
+    attend = _attend_by_loops if across else _attend_by_products
     gathered = attend(q.view(rows, kv_heads, -1, head_dim), k, v, places, prompt, own)
     x = x + gathered.reshape(rows, -1) @ weights.output
     gate, up = (_norm(x, weights.post_norm).to(dtype) @ weights.gate_up).chunk(2, -1)
     return x + (F.silu(gate) * up) @ weights.down
+
+
+def compiled_layer(
+    weights: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, places: Places,
+    prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], across: bool,
+) -> Tensor:  # fmt: skip
+    """``layer`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
+    if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
+        return layer(weights, x, cos, sin, places, prompt, own, across)
+    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, places.place, places.unwritten)), (places.hidden, (0, 3)))
+    for keys, values in (prompt, own):
+        leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
+    return fused(layer)(weights, x, cos, sin, places, prompt, own, across)
 
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from chessrl.cache import KVCache, SharedCache
 from chessrl.config import ModelConfig
 from chessrl.decoding import Decoder
 from chessrl.errors import UserError
-from chessrl.fusion import allow_compiling, fused, leave_sizes_open, parts
+from chessrl.fusion import allow_compiling, fused, leave_sizes_open
 from chessrl.notation import PAD
 
 
@@ -92,21 +92,6 @@ class Layer(nn.Module):
         attended, k, v = self.self_attn(self.input_layernorm(x), cos, sin, mask, before)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), k, v
-
-
-Pair = tuple[Tensor, Tensor]  # keys and values (B, kv_heads, T, head_dim)
-
-
-def through(
-    layers: Sequence[Layer], x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, before: Sequence[Pair] | None, keep: bool
-) -> tuple[Tensor, list[Pair]]:
-    """What comes out of layers one after the other (B, T, hidden), and each one's keys and values where they are to be kept."""
-    kept = []
-    for number, layer in enumerate(layers):
-        x, k, v = layer(x, cos, sin, mask, None if before is None else before[number])
-        if keep:
-            kept.append((k, v))
-    return x, kept
 
 
 class Trunk(nn.Module):
@@ -192,11 +177,11 @@ class Transformer(nn.Module):
                 of_positions = (0,) if cos.dim() == 2 else (0, 2)
                 leave_sizes_open((x, (0, 1)), (cos, of_positions), (sin, of_positions), (mask, (0, 2, 3)))
                 leave_sizes_open(*((tensor, (0, 2)) for pair in before or () for tensor in pair))
-            run = fused(through) if self.compiled else through
-            for part in parts(self.config.layers):
-                x, pairs = run(self.model.layers[part], x, cos, sin, mask, before and before[part], kept is not None)
+            through = fused(Layer.forward) if self.compiled else Layer.forward
+            for number, layer in enumerate(self.model.layers):
+                x, k, v = through(layer, x, cos, sin, mask, None if before is None else before[number])
                 if kept is not None:
-                    kept += pairs
+                    kept.append((k, v))
             return self.model.norm(x)
 
     def states_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:

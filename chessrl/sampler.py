@@ -317,7 +317,13 @@ class _Sampler:
         over = thinking & (walk.thought > self.settings.thinking_budget)
         walk.outcome = torch.where(over, NO_END_THINK, walk.outcome)
 
+    def _nowhere(self, mask: Tensor) -> bool:
+        """True where there is nothing to do. On a GPU it is never asked: the host would have to wait for the answer."""
+        return mask.device.type == "cpu" and not bool(mask.any())
+
     def _move(self, walk: _Walk, token: Tensor, moving: Tensor) -> None:
+        if self._nowhere(moving):
+            return
         complete = self.grammar.complete[walk.grammar]
         if self.settings.protocol == "game":
             called = torch.zeros_like(moving)
@@ -340,6 +346,8 @@ class _Sampler:
 
     def _judge(self, walk: _Walk, ended: Tensor) -> None:
         """Look the finished moves up: solved, forced reply and next node, or unsolved."""
+        if self._nowhere(ended):
+            return
         environment = self.environment
         node = walk.node
         matches = environment.edge_key[node] == walk.move_key[:, None]  # (A, E)
@@ -369,6 +377,8 @@ class _Sampler:
         walk.move = torch.where(ended[:, None], notation.PAD, walk.move)
 
     def _reply(self, walk: _Walk, replying: Tensor) -> None:
+        if self._nowhere(replying):
+            return
         walk.reply_place = walk.reply_place + replying
         last = walk.reply_place >= notation.LONGEST_MOVE
         following = walk.reply.gather(1, walk.reply_place[:, None].clamp(max=notation.LONGEST_MOVE - 1)).squeeze(1)
