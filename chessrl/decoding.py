@@ -109,7 +109,7 @@ def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt:
     keys.index_copy_(2, places.slot, k[:, :, None])
     values.index_copy_(2, places.slot, v[:, :, None])
     scores = torch.cat([_scores_of_prompts(q, prompt[0], places), q @ keys.transpose(2, 3) + places.unwritten], -1)
-    shares = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1).to(q.dtype)
+    shares = _wide(scores).softmax(-1).to(q.dtype)
     given, written = shares.split([prompt[0].shape[2], keys.shape[2]], -1)
     return _of_prompt_values(given, prompt[1], places) + written @ values
 
@@ -122,7 +122,7 @@ def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tu
     keys.index_copy_(2, places.slot, k[:, :, None])
     values.index_copy_(3, places.slot, v[..., None])
     alone = places.most == 1 and places.place is None  # one sequence of each prompt
-    given = _sums(q, prompt[0]) + places.hidden if alone else _scores_of_prompts(q, prompt[0], places).float()
+    given = _sums(q, prompt[0]) + places.hidden if alone else _wide(_scores_of_prompts(q, prompt[0], places))
     written = _sums(q, keys) + places.unwritten
     top = torch.maximum(given.amax(-1, keepdim=True), written.amax(-1, keepdim=True))
     given, written = (given - top).exp(), (written - top).exp()
@@ -133,7 +133,12 @@ def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tu
 
 def _sums(rows: Tensor, table: Tensor) -> Tensor:
     """(B, kv_heads, n, d) times (B, kv_heads, m, d), summed over d: (B, kv_heads, n, m)."""
-    return (rows.float()[:, :, :, None] * table.float()[:, :, None]).sum(-1)
+    return (_wide(rows)[:, :, :, None] * _wide(table)[:, :, None]).sum(-1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _scores_of_prompts(q: Tensor, keys: Tensor, places: Places) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from chessrl import notation
-from chessrl.cache import BLOCK
+from chessrl.cache import BLOCK, SharedCache
 from chessrl.checkpoint import load_model, save_model, tokenizer_files
 from chessrl.config import ModelConfig
 from chessrl.errors import UserError
@@ -89,22 +90,25 @@ def test_cached_decoding_equals_a_full_forward_for_unequal_prompts(shares_prompt
                 cache, lengths = cache.select(rows), lengths[rows]
 
 
-def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own():
-    """Groups of unequal size, whose members leave one by one: over more tokens than a block of slots holds."""
+@pytest.mark.parametrize("group", ["unequal", "one each"])
+@pytest.mark.parametrize("across", [False, True])
+def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own(across, group):
+    """Groups of unequal size, whose members leave one by one: over more tokens than a block of slots holds. Values held either way."""
     model = build_model(TINY, seed=0, precision="fp64")
     prompts, lengths = torch.randint(0, 101, (3, 9)), torch.tensor([9, 4, 6])
-    rows = torch.tensor([0, 0, 0, 1, 2, 2])
-    texts = torch.randint(0, 101, (6, 2 * BLOCK + 5))
+    rows = torch.tensor([0, 0, 0, 1, 2, 2] if group == "unequal" else [0, 1, 2])
+    leaving = {3: [0, 1, 3, 4, 5], 20: [4, 0, 3], 40: [2, 1]} if group == "unequal" else {3: [0, 2], 40: [1]}  # some change their places
+    texts = torch.randint(0, 101, (len(rows), 2 * BLOCK + 5))
     full = [model(torch.cat([prompts[row, : lengths[row]], text])[None])[0, lengths[row] :] for row, text in zip(rows.tolist(), texts)]
     with torch.no_grad():
         model.shares_prompts = True
         _, cache = model.prefill(prompts, lengths)
-        cache, kept = cache.select(rows), torch.arange(6)
+        cache, kept = SharedCache.of(cache.prompts, lengths, across).select(rows), torch.arange(len(rows))
         for place in range(texts.shape[1]):
             logits = model.decoder()(texts[kept, place], cache)
             assert torch.allclose(logits, torch.stack([full[row][place] for row in kept.tolist()]), atol=1e-10, rtol=0)
-            if place in (3, 20, 40):
-                left = torch.tensor({3: [0, 1, 3, 4, 5], 20: [4, 0, 3], 40: [2, 1]}[place])  # in another order, and a prompt without a sequence
+            if place in leaving:
+                left = torch.tensor(leaving[place])
                 cache, kept = cache.select(left), kept[left]
 
 
@@ -115,9 +119,11 @@ def test_compiling_asks_for_the_compiler_that_torch_will_look_for(monkeypatch):
 
 
 @pytest.mark.long
-def test_compiled_layers_compute_what_the_plain_ones_do():
+@pytest.mark.parametrize("kv_heads", [TINY.kv_heads, TINY.heads])  # decoding reads the cache by products or by loops
+def test_compiled_layers_compute_what_the_plain_ones_do(kv_heads):
     """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one."""
-    plain, fused = (build_model(TINY, seed=0, precision="bf16", compiled=compiled) for compiled in (False, True))
+    config = replace(TINY, kv_heads=kv_heads)
+    plain, fused = (build_model(config, seed=0, precision="bf16", compiled=compiled) for compiled in (False, True))
     close = {"atol": 0.02, "rtol": 0.0}  # a few roundings of bf16
     for rows, length in ((3, 30), (2, 47), (1, 9)):
         tokens = torch.randint(0, 101, (rows, length))
