@@ -1,8 +1,8 @@
 """Curricula side by side: what RL on each newly solves, beside what re-sampling the start policy would solve.
 
 Takes the finished RL runs in the folder ``outputs`` from which no other run goes on, each with the policy that its first round started from. Success
-is exact (``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave unsolved,
-sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
+is exact (``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave
+unsolved, sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
 (1 - (1 - p0)^n). Exact success is that of strict spelling; ``changes.csv`` holds pass@1 of samples, in the spelling of the evaluation, beside it.
 Writes ``changes.csv``, ``newly_solved.csv``, ``migration.csv``, ``costs.csv`` and the figure ``curriculum``.
 
