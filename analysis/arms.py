@@ -4,7 +4,7 @@ Writes ``arms.csv``, ``arm_differences.csv``, ``arm_costs.csv`` and ``arms.png``
 intervals are over seeds and puzzles (nested bootstrap); the lowest and highest seed are given beside.
 
 Examples:
-    python -m analysis.arms outputs=outputs out=outputs/arms
+    python -m analysis.arms outputs=outputs/traces out=outputs/traces/comparison
     python -m analysis.arms runs=outputs/sft-0123456789ab,outputs/sft-ba9876543210 out=outputs/arms baseline=none ks=1,16
 """
 

@@ -1,12 +1,12 @@
 """RL runs of a sweep side by side, grouped by the keys that were swept and each paired with the policy it started from.
 
-Takes the finished RL runs below ``outputs``. Runs that agree in the keys ``by`` are a group, told apart by ``seeds``. Writes ``passk.csv``,
+Takes the finished RL runs in the folder ``outputs``. Runs that agree in the keys ``by`` are a group, told apart by ``seeds``. Writes ``passk.csv``,
 ``changes.csv`` (to the start), ``coverage.csv`` (crossover, Delta_SE, four cells), ``curves.csv``, ``measures.csv``, the figures ``comparison`` and
 ``curves``, and ``comparison.md``, all of it as a page. pass@k is exact where the evaluations are (``evaluate.exact=true``), else of their samples.
 
 Examples:
-    python -m analysis.comparison outputs=outputs by=algorithm.name out=outputs/comparison
-    python -m analysis.comparison outputs=outputs by=reward.name,algorithm.minibatches out=outputs/comparison ks=1,16 exact=false
+    python -m analysis.comparison outputs=outputs/algorithms by=algorithm.name out=outputs/algorithms/comparison
+    python -m analysis.comparison outputs=outputs/rewards by=reward.name,algorithm.minibatches out=outputs/rewards/comparison ks=1,16 exact=false
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def group_runs(runs: Sequence[Run], by: Sequence[str], seeds: str) -> list[Group
         of_group, seed = groups.setdefault(name, {}), run.setting(seeds)
         if seed in of_group:
             raise UserError(
-                f"{of_group[seed].path} and {run.path}: both are {name} with {seeds}={seed}; name the key in which they differ in by= or seeds="
+                f"{of_group[seed].path} and {run.path}: both are {name} with {seeds}={seed}; name the key in which they differ in by= or seeds=, "
+                "or keep the sweep in a folder of its own (outputs=)"
             )
         of_group[seed] = run
     return [Group(name, tuple(found.values()), tuple(known_start(run, runs) for run in found.values())) for name, found in groups.items()]

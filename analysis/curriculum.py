@@ -1,13 +1,13 @@
 """Curricula side by side: what RL on each newly solves, beside what re-sampling the start policy would solve.
 
-Takes the finished RL runs below ``outputs`` from which no other run goes on, each with the policy that its first round started from. Success is exact
-(``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave unsolved,
-sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
+Takes the finished RL runs in the folder ``outputs`` from which no other run goes on, each with the policy that its first round started from. Success
+is exact (``evaluate.exact=true``), so tiers have no sampling noise and the null is exact too: of the puzzles that n = 256 samples of the start leave
+unsolved, sum (1 - p0)^n in expectation, the later policy solves sum (1 - p0)^n (1 - (1 - p1)^n), and n fresh samples of the start sum (1 - p0)^n
 (1 - (1 - p0)^n). Exact success is that of strict spelling; ``changes.csv`` holds pass@1 of samples, in the spelling of the evaluation, beside it.
 Writes ``changes.csv``, ``newly_solved.csv``, ``migration.csv``, ``costs.csv`` and the figure ``curriculum``.
 
 Examples:
-    python -m analysis.curriculum outputs=outputs out=outputs/curricula
+    python -m analysis.curriculum outputs=outputs/curriculum out=outputs/curriculum/comparison
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def by_arm(chains: Sequence[Chain], seeds: str) -> dict[str, list[Chain]]:
         of_arm, seed = arms.setdefault(chain.arm, {}), chain.runs[-1].setting(seeds)
         if seed in of_arm:
             ends = f"{of_arm[seed].runs[-1].path} and {chain.runs[-1].path}"
-            raise UserError(f"{ends}: both are {chain.arm} with {seeds}={seed}; keep one below outputs=")
+            raise UserError(f"{ends}: both are {chain.arm} with {seeds}={seed}; keep the sweep in a folder of its own (outputs=)")
         of_arm[seed] = chain
     if len({tuple(of_arm) for of_arm in arms.values()}) > 1:
         raise UserError(f"arms have different seeds ({', '.join(f'{arm} {list(of_arm)}' for arm, of_arm in arms.items())}): finish the sweep first")

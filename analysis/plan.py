@@ -38,7 +38,7 @@ class PlanSettings:
     measure: str = "exact"  # of success: exact (evaluate.exact), test (samples) or validation (what RL logs)
     bins: tuple[str, ...] = ("all",)  # of the puzzles whose success is the reward
     k: int = 1  # of pass@k
-    form: str = "exponential"  # of f(L): linear, exponential or power
+    form: str = "exponential"  # of f(L): linear, exponential (the paper's), power or logistic
     c_ref: float = 0.0  # RL FLOPs where R_ref is read; 0: the median of the runs'
     resamples: int = 100  # refits to runs drawn with replacement, for the intervals
     seed: int = 0  # of these draws
@@ -111,7 +111,9 @@ def main(arguments: list[str]) -> None:
     print(line(f"predicted pass@{settings.k}", best.reward, "reward", ".3f"))
     constants = ", ".join(f"{name} {value:.4g}" for name, value in plan.surface.surface.constants().items())
     print(f"loss surface over {plan.surface.cells} runs: {constants}; RMSE of log L {plan.surface.rmse:.4f}")
-    print(f"RL law ({plan.law.level.form}): R2 of f(L) {plan.law.level.r_squared:.3f}; slope per decade {plan.law.slope}")
+    level, slope = plan.law.level, plan.law.slope
+    a_decade = f"{slope.a:.4g} {slope.b:+.4g} log10 T {slope.c:+.4g} log10 N"
+    print(f"RL law ({level.form}): R2 of f(L) {level.r_squared:.3f}; slope per decade of RL FLOPs {a_decade}")
 
 
 if __name__ == "__main__":

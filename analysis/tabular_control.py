@@ -79,7 +79,8 @@ def _pairs(directory: Path, runs: Sequence[Run], config: AnalysisConfig, read: R
     for _, policy in networks:
         only = only.intersection(policy.keys(), sort=False)
     if not networks:
-        raise UserError(f"{directory.name}: no RL run of {origin or 'its start policy'} with a policy measured on these puzzles is in runs=")
+        missing = f"no RL run of {origin or 'its start policy'} with a policy measured on these puzzles is in runs="
+        raise UserError(f"{directory.name}: {missing}; add one, measured with evaluate.policy_traces=1 on the split of the tables")
     made = []
     for name, policy in [("table", table), *networks]:
         pair = pair_of(start, policy, name, only)
@@ -98,10 +99,10 @@ def _start(directory: Path) -> tuple[Path, str]:
     settings = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
     given = settings["tabular"]["policy"]
     if not given and not settings["parent"]:
-        raise UserError(f"{directory.name}: it began from a made-up prior")
+        raise UserError(f"{directory.name}: it began from a made-up prior; give a tabular run that has parent= or tabular.policy=")
     if not given:
         return directory / "start.parquet", Path(settings["parent"]).name
     file = Path(given)
     if not file.is_file():
-        raise UserError(f"{directory.name}: the policy that it began from, {file}, is no longer there")
+        raise UserError(f"{directory.name}: the policy that it began from, {file}, is no longer there; put it back, or measure it again")
     return file, file.resolve().parents[2].name if file.resolve().parents[1].name == "evaluations" else ""

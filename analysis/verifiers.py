@@ -8,8 +8,8 @@ W_G(q) in place of W_G(p) as the weight of the gradient of p; a plain gradient s
 whose errors are fixed moves acceptance, and success rises at most to its precision.
 
 Examples:
-    python -m analysis.verifiers outputs=outputs out=outputs/verifiers
-    python -m analysis.verifiers outputs=outputs out=outputs/verifiers bins=B1,B2
+    python -m analysis.verifiers outputs=outputs/verifiers out=outputs/verifiers/comparison
+    python -m analysis.verifiers outputs=outputs/verifiers out=outputs/verifiers/comparison bins=B1,B2
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def by_verifier(runs: Sequence[Run]) -> dict[Verifier, list[Run]]:
             continue
         of_group, seed = groups.setdefault(verifier, {}), run.setting("rl.seed")
         if seed in of_group:
-            raise UserError(f"{of_group[seed].path} and {run.path}: both are {verifier.name} with rl.seed={seed}; keep one below outputs=")
+            both = f"{of_group[seed].path} and {run.path}: both are {verifier.name} with rl.seed={seed}"
+            raise UserError(f"{both}; keep the sweep in a folder of its own (outputs=)")
         of_group[seed] = run
     order = sorted(groups, key=lambda each: (each.engine, each.false_positive - each.true_positive, each.false_positive))
     return {verifier: [groups[verifier][seed] for seed in sorted(groups[verifier])] for verifier in order}

@@ -37,6 +37,7 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST_PAUSE_S = 60.0
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that another try may change
 _RANGE_REFUSED = 416
+_REMEDY = "check the network, or name a mirror (base_url=), and give the command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class DownloadSettings:
         if self.what not in KINDS:
             raise UserError(f"what={self.what}: expected one of {', '.join(KINDS)}")
         if self.what == "games" and not _MONTH.fullmatch(self.month):
-            raise UserError(f"month={self.month}: expected a year and month such as month=2026-09")
+            raise UserError(f"month={self.month}: expected the year and month of the games, such as month=2026-09")
         if self.what == "puzzles" and self.month:
             raise UserError(f"month={self.month}: the puzzle table has no months; leave month out")
         if self.retries < 0 or self.spare_mb < 0 or not self.timeout_s > 0:
@@ -229,7 +230,7 @@ def _fetch_text(url: str, settings: DownloadSettings) -> str:
             fault = error
         if failures < settings.retries:
             _pause(failures, fault)
-    raise UserError(f"{url}: cannot be fetched ({fault}) after {settings.retries + 1} tries; try later")
+    raise UserError(f"{url}: cannot be fetched ({fault}) after {settings.retries + 1} tries; {_REMEDY}")
 
 
 def _fetch(source: Source, part: _Part, settings: DownloadSettings) -> None:
@@ -244,9 +245,7 @@ def _fetch(source: Source, part: _Part, settings: DownloadSettings) -> None:
             fault = error
         failures = 1 if part.size() > before else failures + 1
         if failures > settings.retries:
-            raise UserError(
-                f"{source.url}: {fault}, after {failures} tries in a row; {part.size():,} bytes are kept, the same command goes on from there"
-            )
+            raise UserError(f"{source.url}: {fault}, after {failures} tries in a row; {part.size():,} bytes are kept: {_REMEDY}")
         _pause(failures - 1, fault)
 
 

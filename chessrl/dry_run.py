@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from chessrl.boundary import check_rounds
 from chessrl.budgets import check_pipeline, expected_sequence_tokens, resolve_pretraining, rl_step_flops, rl_step_sequences, rl_steps
 from chessrl.config import TABULAR, BudgetConfig, Config, ModelConfig
 from chessrl.config_check import check_values
@@ -53,6 +54,7 @@ class JobCost:
     sequence_tokens: int = 0
     further_s: float = 0.0  # the pipeline's evaluations and report
     busy: bool = False  # other work shared the cores while the rates for time here were measured
+    rounds: int = 0  # ``boundary.rounds``, whose measures and bridges are in no stage's cost
     refused: str | None = None
 
 
@@ -112,6 +114,7 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
     config: Config = OmegaConf.to_object(OmegaConf.structured(shared))
     stages = COMMANDS.get(command, config.pipeline.stages)
     sequence = expected_sequence_tokens(config)
+    rounds = config.boundary.rounds if command == "chessrl" and "rl" in stages else 0
     try:
         if TABULAR in stages:
             raise UserError("there is no estimate for tables, which have no model")
@@ -121,6 +124,8 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
             sequence = config.budget.rollout_tokens or round(parent.get("tokens_per_sequence") or sequence)
         if command == "chessrl":
             check_pipeline(config)
+            if rounds:
+                check_rounds(config)
         elif command == "pretrain":
             resolve_pretraining(config)
         here = rates_here(config, sequence)
@@ -128,7 +133,8 @@ def job_cost(label: str, shared: Config, command: str) -> JobCost:
     except UserError as error:
         return JobCost(label, {}, refused=str(error))
     further = evaluations_s(config, here, sequence) if here and command == "chessrl" else 0.0
-    return JobCost(label, costs, Cost.of(config.model).parameters_without_embeddings, sequence, further, here is not None and here.busy)
+    busy = here is not None and here.busy
+    return JobCost(label, costs, Cost.of(config.model).parameters_without_embeddings, sequence, further, busy, rounds)
 
 
 def rates_here(config: Config, sequence: int) -> Rates | None:
@@ -156,7 +162,7 @@ def _reinforcement(config: Config, sequence: int, here: Rates | None) -> StageCo
     steps = rl_steps(config, sequence)
     flops = steps * rl_step_flops(config, sequence)
     tokens = steps * rl_step_sequences(config) * sequence
-    key = _key(config, "pretrain", "sft", "rl", "algorithm", "reward", "budget")
+    key = _key(config, "pretrain", "sft", "rl", "algorithm", "reward", "budget", "boundary")
     seconds = reinforcement_s(config, here, steps, sequence) if here else None
     return StageCost(key, steps, tokens, flops, flops / config.budget.rl_flops_per_s / 3600, seconds)
 
@@ -195,6 +201,8 @@ def table(jobs: Sequence[JobCost]) -> list[str]:
     )
     if possible:
         lines.append(_all_here(possible, list(distinct.values())))
+    if any(job.rounds for job in possible):
+        lines.append("not counted: what boundary.rounds adds to RL, a measure of the whole rl split before each round, and its bridge")
     if lengths := sorted({job.sequence_tokens for job in possible}):
         lines.append(
             f"expected: {' to '.join(f'{length:,}' for length in dict.fromkeys((lengths[0], lengths[-1])))} tokens a fine-tuning example or "

@@ -200,6 +200,10 @@ class TierSettings:
     fresh: str = ""  # the first policy's evaluation with another seed: the null
     boundary: int = 0  # name so many puzzles on each side of what the first policy can solve
 
+    def __post_init__(self) -> None:
+        if self.fresh and not self.after:
+            raise UserError(f"fresh={self.fresh}: it is the null of what a later policy newly solved; give that policy's evaluation as after=")
+
 
 def newly_solved_line(found: NewlySolved) -> str:
     """What a policy newly solved, never without its null."""

@@ -117,5 +117,6 @@ def identified(settings: CurriculumConfig) -> CurriculumConfig:
     path = Path(settings.measured)
     file = path / SAMPLES_FILE if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"rl.curriculum.measured={path}: expected an evaluation folder with {SAMPLES_FILE}, or a file of puzzle and p")
+        expected = f"expected an evaluation folder with {SAMPLES_FILE}, or a file of puzzle and p"
+        raise UserError(f"rl.curriculum.measured={path}: {expected}; make one by chessrl.evaluate with evaluate.split=rl")
     return replace(settings, measured=hashlib.sha256(file.read_bytes()).hexdigest())

@@ -154,7 +154,7 @@ def expected_step(logits: Tensor, reference: Tensor, reward: Reward, algorithm: 
     if algorithm.epochs * algorithm.minibatches != 1:
         raise UserError("tabular.exact=true: expected algorithm.epochs=1 and algorithm.minibatches=1, for the gradient is that of one update")
     if not reward.binary:
-        raise UserError("tabular.exact=true: expected rewards of 0 and 1")
+        raise UserError("tabular.exact=true: expected rewards of 0 and 1, such as tabular.reward=solving; sample the others (tabular.exact=false)")
     leaf = logits.detach().requires_grad_(True)
     paid = (torch.softmax(leaf, 1) * reward.values).sum(1)  # q: probability of a reward
     weights = torch.from_numpy(gradient_weight(paid.detach().numpy(), *advantages_by_count(algorithm)))

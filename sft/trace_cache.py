@@ -46,7 +46,7 @@ def teacher_summary(config: Config) -> dict[str, Any]:
     if summary["stage"] != "pretrain" or summary["world"]["state"] != config.world.state:
         raise UserError(
             f"sft.trace.teacher={path} is a run of stage {summary['stage']} with world.state={summary['world']['state']}: "
-            f"expected pretrain and {config.world.state}"
+            f"expected pretrain and {config.world.state}; give a teacher of that kind"
         )
     return summary
 

@@ -280,6 +280,18 @@ def test_shared_ancestors_of_a_sweep_are_counted_once(monkeypatch, capsys):
     assert output.startswith("algorithm.beta=0 rl.steps=10")
 
 
+def test_rl_in_rounds_is_another_run_than_rl_at_once_and_what_is_not_counted_is_said(monkeypatch, capsys):
+    assert dry_run(monkeypatch, "chessrl", "-m", "curriculum=shuffled,boundary", "rl.steps=10", "model=nano", "arm=none") == 0
+    output = capsys.readouterr().out
+    assert "pretrain: 1 runs" in output and "rl: 2 runs" in output
+    assert "not counted: what boundary.rounds adds to RL" in output
+
+
+def test_a_dry_run_refuses_rounds_that_the_pipeline_would_refuse(monkeypatch, capsys):
+    assert dry_run(monkeypatch, "chessrl", "curriculum=boundary", "rl.steps=2", "model=nano", "arm=none") == 2
+    assert "refused: boundary.rounds=3: expected rl.steps of at least as many" in capsys.readouterr().out
+
+
 def test_the_papers_grid_prints_its_cost(monkeypatch, capsys):
     assert dry_run(monkeypatch, "chessrl", "-m", "experiment=shen2026", "model=5m,1b", "budget.alpha=0.2") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -176,6 +176,8 @@ def test_the_command_prints_tiers_migration_and_the_null(tmp_path, capsys):
     assert "newly solved: 1 of 2 (50.0%); by the start policy's fresh samples 0 (0.0%)" in printed
     main([f"before={folders[0]}", f"after={folders[1]}"])
     assert "without its null the number says nothing" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"fresh=.*give that policy's evaluation as after="):
+        main([f"before={folders[0]}", f"fresh={folders[2]}"])
     pd.DataFrame({"puzzle": ["a", "b"], "p": [0.001, 0.5]}).to_csv(tmp_path / "p.csv", index=False)
     pd.DataFrame({"puzzle": ["b", "a"], "p": [0.5, 0.01]}).to_csv(tmp_path / "q.csv", index=False)
     main([f"before={tmp_path}/p.csv", f"after={tmp_path}/q.csv", "boundary=1"])

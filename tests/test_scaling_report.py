@@ -1,5 +1,6 @@
 """The scaling report on run folders made from a stated law: what it reads, fits and refuses."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -203,3 +204,4 @@ def test_a_plan_far_beyond_the_sweep_says_that_it_extrapolates(small, capsys) ->
     plan(["budget=1e18", f"outputs={small}", "resamples=2"])
     told = capsys.readouterr().out
     assert "95% intervals" in told and "careful: extrapolation: the budget is" in told
+    assert re.search(r"slope per decade of RL FLOPs \S+ \S+ log10 T \S+ log10 N\n$", told)
