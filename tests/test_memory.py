@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+
 import pandas as pd
 import pytest
 import torch
@@ -79,3 +82,16 @@ def test_what_fits_is_the_largest_that_fits():
     assert largest(lambda value: value <= 1234) == 1200 and largest(lambda value: False) == 0 and largest(lambda value: value <= 7) == 7
     lines = capacity_table().splitlines()
     assert lines[2].startswith("| 50m |") and len(lines) == 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_freed_memory_stays_with_the_process():
+    """What a step frees is the next step's: without faults, each of which has the system clear a page."""
+
+    def faults_of_64_mib() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        bytearray(b"x") * 2**26
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults_of_64_mib()
+    assert faults_of_64_mib() < 1000
