@@ -212,8 +212,8 @@ def evaluate(config: Config) -> int:
 def _evaluate(config: Config, parent: dict[str, Any], folder: Path) -> None:
     directory, settings = Path(config.parent), config.evaluate
     keep_traces = settings.trace_metrics != "none"
-    folder, device = model_folder(directory, settings.step), resolve_device(config.run.device)
-    model = load_model(folder, precision=config.run.precision, compiled=config.run.compile, device=device)
+    weights, device = model_folder(directory, settings.step), resolve_device(config.run.device)
+    model = load_model(weights, precision=config.run.precision, compiled=config.run.compile, device=device)
     opened = open_private(config, parent["run_id"]) if settings.split == world.PRIVATE_SPLIT else world.puzzles_of_split(config, settings.split)
     puzzles = opened[: settings.max_puzzles]
     environment, record = environment_of(config, puzzles, settings.verifier)
