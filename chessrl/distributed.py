@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as process_group
+import torch.distributed.nn  # not while a group is joined: its functions' defaults would keep that group, and gloo's threads, to the end
 from torch import Tensor, nn
 
 from chessrl.errors import UserError
