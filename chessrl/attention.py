@@ -12,15 +12,16 @@ PLAIN_KEYS = 1024  # a whole table of weights is made for at most so many keys
 
 
 def rotary_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of shape (*positions.shape, head_dim), half-split convention (as in transformers and vLLM)."""
+    """cos and sin of shape (*positions.shape, head_dim / 2)."""
     frequency = ROPE_THETA ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angle = positions.float()[..., None] * frequency
-    return torch.cat([angle.cos(), angle.cos()], -1), torch.cat([angle.sin(), angle.sin()], -1)
+    return angle.cos(), angle.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+    """``x`` (..., head_dim) turned by its position: half-split convention (as in transformers and vLLM)."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

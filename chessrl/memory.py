@@ -36,15 +36,16 @@ def saved_per_token(model: ModelConfig, precision: str) -> int:
     """Bytes of a token that a forward pass keeps for its backward pass.
 
     With h = hidden, q = heads x head_dim, k = kv_heads x head_dim, f = ffn a layer keeps, in elements: 4 h, 2 q and 2 k of its norms (what comes in
-    and what is scaled, always fp32); their outputs for the products (2 h; in bf16 5 h, cast once for each of q, k, v, gate and up); 2 q + 2 k of
-    attention (queries and its output, keys and values); 4 f (gate, silu(gate), up, their product). The head keeps 3 h likewise and its logits.
+    and what is scaled, always fp32); their outputs for the products (2 h; in bf16 5 h, cast once for each of q, k, v, gate and up); 3 q + 2 k of
+    attention (queries, its output by heads and by tokens, keys and values); 4 f (gate, silu(gate), up, their product). The head keeps 3 h likewise
+    and its logits.
     Norms that are fused, as on some GPUs, keep up to 2 h + q + k less.
     """
     element = ELEMENT[precision]
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     copies = 5 if precision == "bf16" else 2
     norms = FP32 * (4 * model.hidden + 2 * queries + 2 * keys + 2 + 2 * model.heads + model.kv_heads)  # and attention's logsumexp
-    products = element * (copies * model.hidden + 2 * queries + 2 * keys + 4 * model.ffn)
+    products = element * (copies * model.hidden + 3 * queries + 2 * keys + 4 * model.ffn)
     head = model.hidden * (2 * FP32 + element) + FP32 * (model.vocabulary + 4)
     return model.layers * (norms + products) + head
 
