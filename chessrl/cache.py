@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 32  # slots that a shared cache grows by
+FRESH = 8  # tokens whose values wait for each other where values are held across slots: a divisor of BLOCK
 
 
 class KVCache:
@@ -74,13 +75,16 @@ class Places(NamedTuple):
     most: int
     slot: Tensor  # (1,) where the new token goes
     unwritten: Tensor  # (slots,) -inf after the new token, 0 up to it
+    fresh: Tensor  # (FRESH,) slots of the tokens whose values wait
 
 
 class SharedCache:
     """Prompts, each held once, and B sequences that follow them; ``owner`` (B,) is the prompt of each.
 
     A prompt's keys meet the queries of all its sequences in one matrix product; each sequence's own keys meet its own (``chessrl.decoding``).
-    Keys are (.., slots, head_dim); values likewise, or ``across``: (.., head_dim, slots), so that loops which sum over slots go along them.
+    Keys are (.., slots, head_dim); values likewise, or ``across``: (.., head_dim, slots), so that loops which sum over slots go along them. A new
+    token's values would then lie in as many cache lines as a row has numbers, so they wait in a third table (.., FRESH, head_dim), and their
+    places hold zeros, until there are FRESH of them.
     """
 
     def __init__(
@@ -88,13 +92,15 @@ class SharedCache:
         prompts: list[tuple[Tensor, Tensor]],  # per layer keys and values of P prompts of T slots, right-padded
         lengths: Tensor,  # (P,) of the prompts
         owner: Tensor,
-        own: list[tuple[Tensor, Tensor]],  # per layer keys and values of B sequences
+        own: list[tuple[Tensor, Tensor]],  # per layer keys and values of B sequences, none of which waits
         end: int,  # slots in use
         across: bool,
         most: int = 1,  # places of a prompt in the table below, at least
     ):
-        self.prompts, self.lengths, self.owner, self.own, self.end, self.across = prompts, lengths, owner, own, end, across
-        self.slots, self._room, self._dimension = own[0][0].shape[2], own, 3 if across else 2  # of a value's slots
+        self.prompts, self.lengths, self.owner, self.end, self.across = prompts, lengths, owner, end, across
+        self.slots, self._dimension = own[0][0].shape[2], 3 if across else 2  # of a value's slots
+        self._room, self._fresh = own, [k.new_zeros(*k.shape[:2], FRESH, k.shape[3]) for k, _ in own] if across else []
+        self._narrow()
         # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
         # while sequences leave: compiled code is of one width.
         order = owner.argsort(stable=True)
@@ -121,30 +127,50 @@ class SharedCache:
         """The cache of the given sequences, in that order; rows may repeat. Prompts without a sequence are dropped."""
         needed, owner = self.owner[rows].unique(return_inverse=True)
         prompts = self.prompts if len(needed) == len(self.lengths) else [(k[needed], v[needed]) for k, v in self.prompts]
-        return SharedCache(prompts, self.lengths[needed], owner, [(k[rows], v[rows]) for k, v in self.own], self.end, self.across, self.most)
+        self._put_fresh()
+        own = [(tables[0][rows], tables[1][rows]) for tables in self.own]
+        return SharedCache(prompts, self.lengths[needed], owner, own, self.end, self.across, self.most)
 
     def reserve(self, tokens: int) -> None:
         """Nothing: the cache grows as it is needed, since all that it holds is read at every step."""
 
     def begin(self) -> tuple[Tensor, Places]:
         """Take one more token of each sequence in: its position (B,), and where it goes."""
+        if self.end % FRESH == 0:
+            self._put_fresh()
         if self.end == self.slots:
             self._grow()
         slots = torch.arange(self.slots, device=self.owner.device)
         unwritten = torch.zeros(self.slots, dtype=self.hidden.dtype, device=slots.device).masked_fill(slots > self.end, -torch.inf)
+        first = self.end - self.end % FRESH
+        places = Places(self.hidden, self.place, self.most, slots[self.end : self.end + 1], unwritten, slots[first : first + FRESH])
         self.end += 1
-        return self.lengths[self.owner] + self.end - 1, Places(self.hidden, self.place, self.most, slots[self.end - 1 : self.end], unwritten)
+        return self.lengths[self.owner] + self.end - 1, places
+
+    def _put_fresh(self) -> None:
+        """Values that waited go where they belong."""
+        if self.end == 0:
+            return
+        first = (self.end - 1) // FRESH * FRESH
+        for tables, fresh in zip(self.own, self._fresh):
+            tables[1][..., first : first + FRESH] += fresh.transpose(2, 3)
+            fresh.zero_()
+
+    def _narrow(self) -> None:
+        """What a layer reads and writes: keys, values, and values that wait."""
+        tables = [(k.narrow(2, 0, self.slots), v.narrow(self._dimension, 0, self.slots)) for k, v in self._room]
+        self.own: list[tuple[Tensor, ...]] = [(*pair, fresh) for pair, fresh in zip(tables, self._fresh)] if self.across else tables
 
     def _grow(self) -> None:
         """One block more. Products want tables without gaps, which are made anew; loops do not, and find room for as many slots again."""
         used, self.slots = self.slots, self.slots + BLOCK
         if self.slots > self._room[0][0].shape[2]:
             room = max(self.slots, 2 * used) if self.across else self.slots
-            self._room = [(_with_room(k, 2, room), _with_room(v, self._dimension, room)) for k, v in self.own]
+            self._room = [(_with_room(tables[0], 2, room), _with_room(tables[1], self._dimension, room)) for tables in self.own]
         for k, v in self._room:  # what is not written yet is multiplied by 0, which no infinity must meet
             k.narrow(2, used, BLOCK).zero_()
             v.narrow(self._dimension, used, BLOCK).zero_()
-        self.own = [(k.narrow(2, 0, self.slots), v.narrow(self._dimension, 0, self.slots)) for k, v in self._room]
+        self._narrow()
 
 
 def _with_room(table: Tensor, dimension: int, room: int) -> Tensor:

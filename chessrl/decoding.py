@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chessrl.attention import NORM_EPSILON, rotary_tables, rotate
-from chessrl.cache import Places, SharedCache
+from chessrl.cache import FRESH, Places, SharedCache
 from chessrl.fusion import fused, leave_sizes_open
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def layer(
     sin: Tensor,
     places: Places,
     prompt: tuple[Tensor, Tensor],  # keys and values
-    own: tuple[Tensor, Tensor],  # take the new token's in
+    own: tuple[Tensor, ...],  # keys and values, which take the new token's in, and values that wait where they do
     across: bool,  # how values are held
 ) -> Tensor:
     """The layer's output (B, hidden) for one new token of each sequence."""
@@ -92,18 +92,18 @@ def layer(
 
 def compiled_layer(
     weights: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, places: Places,
-    prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], across: bool,
+    prompt: tuple[Tensor, Tensor], own: tuple[Tensor, ...], across: bool,
 ) -> Tensor:  # fmt: skip
     """``layer`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
     if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
         return layer(weights, x, cos, sin, places, prompt, own, across)
-    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, places.place, places.unwritten)), (places.hidden, (0, 3)))
-    for keys, values in (prompt, own):
+    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, places.place, places.unwritten, *own[2:])), (places.hidden, (0, 3)))
+    for keys, values in (prompt, own[:2]):
         leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
     return fused(layer)(weights, x, cos, sin, places, prompt, own, across)
 
 
-def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Tensor:
+def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, ...]) -> Tensor:
     """What queries (B, kv_heads, n, head_dim) gather, of that shape."""
     keys, values = own
     keys.index_copy_(2, places.slot, k[:, :, None])
@@ -114,13 +114,13 @@ def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt:
     return _of_prompt_values(given, prompt[1], places) + written @ values
 
 
-def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> Tensor:
+def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, ...]) -> Tensor:
     """The same through sums that torch.compile makes loops of. With one query (n = 1) for a key head there is nothing that a matrix product could
     hold in the processor while it goes on: it read bf16 keys at 15 GB/s, the loop at 32.
     """
-    keys, values = own
+    keys, values, fresh = own
     keys.index_copy_(2, places.slot, k[:, :, None])
-    values.index_copy_(3, places.slot, v[..., None])
+    fresh.index_copy_(2, places.slot % FRESH, v[:, :, None])
     alone = places.most == 1 and places.place is None  # one sequence of each prompt
     given = _sums(q, prompt[0]) + places.hidden if alone else _wide(_scores_of_prompts(q, prompt[0], places))
     written = _sums(q, keys) + places.unwritten
@@ -128,7 +128,8 @@ def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tu
     given, written = (given - top).exp(), (written - top).exp()
     total = given.sum(-1, keepdim=True) + written.sum(-1, keepdim=True)
     of_prompts = _sums(given, prompt[1]) if alone else _of_prompt_values(given.to(q.dtype), prompt[1].transpose(2, 3), places)
-    return ((of_prompts + _sums(written, values)) / total).to(q.dtype)
+    waiting = (written.index_select(-1, places.fresh)[..., None] * _wide(fresh)[:, :, None]).sum(-2)
+    return ((of_prompts + _sums(written, values) + waiting) / total).to(q.dtype)
 
 
 def _sums(rows: Tensor, table: Tensor) -> Tensor:
