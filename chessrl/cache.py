@@ -98,9 +98,9 @@ class SharedCache:
         most: int = 1,  # places of a prompt in the table below, at least
     ):
         self.prompts, self.lengths, self.owner, self.end, self.across = prompts, lengths, owner, end, across
-        self.slots, self._dimension = own[0][0].shape[2], 3 if across else 2  # of a value's slots
-        self._room, self._fresh = own, [k.new_zeros(*k.shape[:2], FRESH, k.shape[3]) for k, _ in own] if across else []
-        self._narrow()
+        self.slots = own[0][0].shape[2]
+        waiting = [(k.new_zeros(*k.shape[:2], FRESH, k.shape[3]),) if across else () for k, _ in own]
+        self.own: list[tuple[Tensor, ...]] = [(*tables, *fresh) for tables, fresh in zip(own, waiting)]
         # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
         # while sequences leave: compiled code is of one width.
         order = owner.argsort(stable=True)
@@ -128,7 +128,7 @@ class SharedCache:
         needed, owner = self.owner[rows].unique(return_inverse=True)
         prompts = self.prompts if len(needed) == len(self.lengths) else [(k[needed], v[needed]) for k, v in self.prompts]
         self._put_fresh()
-        own = [(tables[0][rows], tables[1][rows]) for tables in self.own]
+        own = [(k[rows], v[rows]) for k, v, *_ in self.own]
         return SharedCache(prompts, self.lengths[needed], owner, own, self.end, self.across, self.most)
 
     def reserve(self, tokens: int) -> None:
@@ -152,31 +152,19 @@ class SharedCache:
         if self.end == 0:
             return
         first = (self.end - 1) // FRESH * FRESH
-        for tables, fresh in zip(self.own, self._fresh):
-            tables[1][..., first : first + FRESH] += fresh.transpose(2, 3)
-            fresh.zero_()
-
-    def _narrow(self) -> None:
-        """What a layer reads and writes: keys, values, and values that wait."""
-        tables = [(k.narrow(2, 0, self.slots), v.narrow(self._dimension, 0, self.slots)) for k, v in self._room]
-        self.own: list[tuple[Tensor, ...]] = [(*pair, fresh) for pair, fresh in zip(tables, self._fresh)] if self.across else tables
+        for _, values, *waiting in self.own:
+            for fresh in waiting:
+                values[..., first : first + FRESH] += fresh.transpose(2, 3)
+                fresh.zero_()
 
     def _grow(self) -> None:
-        """One block more. Products want tables without gaps, which are made anew; loops do not, and find room for as many slots again."""
-        used, self.slots = self.slots, self.slots + BLOCK
-        if self.slots > self._room[0][0].shape[2]:
-            room = max(self.slots, 2 * used) if self.across else self.slots
-            self._room = [(_with_room(tables[0], 2, room), _with_room(tables[1], self._dimension, room)) for tables in self.own]
-        for k, v in self._room:  # what is not written yet is multiplied by 0, which no infinity must meet
-            k.narrow(2, used, BLOCK).zero_()
-            v.narrow(self._dimension, used, BLOCK).zero_()
-        self._narrow()
+        """One block more, in new tables: products and loops want them without gaps."""
+        self.slots += BLOCK
+        self.own = [(_with_block(k, 2), _with_block(v, 3 if self.across else 2), *waiting) for k, v, *waiting in self.own]
 
 
-def _with_room(table: Tensor, dimension: int, room: int) -> Tensor:
-    """The table with so many places along a dimension; those that it did not have hold anything."""
+def _with_block(table: Tensor, dimension: int) -> Tensor:
+    """The table and a block of zeros: what is not written yet is multiplied by 0, which no infinity must meet."""
     shape = list(table.shape)
-    shape[dimension] = room
-    larger = table.new_empty(shape)
-    larger.narrow(dimension, 0, table.shape[dimension]).copy_(table)
-    return larger
+    shape[dimension] = BLOCK
+    return torch.cat([table, table.new_zeros(shape)], dimension)

@@ -122,6 +122,9 @@ def assemble(
     partial = out / (MANIFEST_FILE + ".partial")
     partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     partial.replace(out / MANIFEST_FILE)
+    rejected = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
+    print(f"games: {len(games_table):,}; puzzles: {len(puzzles_table):,}; positions rejected as puzzles: {rejected or 'none'}")
+    print(f"written to {out / GAMES_FILE}, {PUZZLES_FILE} and {MANIFEST_FILE}")
 
 
 def _all_games(settings: EndgameSettings, engine: Path, materials: tuple[str, ...], workers: int) -> tuple[list[Game], np.ndarray]:

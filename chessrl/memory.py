@@ -78,8 +78,7 @@ def sampling_memory(model: ModelConfig, precision: str, prompts: int, group: int
     """A rollout of ``group`` episodes of ``new`` tokens for each of ``prompts`` of ``prompt`` tokens, all of equal length.
 
     fp32 holds a prompt once for each of its episodes and once for the prefill; bf16 once. While the cache grows what was there is there twice: in
-    fp32 the keys or the values of the prompts, in bf16 all but the newest block. (Compiled on a CPU the table has room for up to twice as many slots,
-    which costs memory only as they are written.)
+    fp32 the keys or the values of the prompts, in bf16 all but the newest block.
     Of each sampled token the record has 17 bytes (id, whose it is, log-probability, entropy).
     """
     parameters, sequences = Cost.of(model).parameters, prompts * group

@@ -47,11 +47,15 @@ class MoveTable:
 
 
 def move_table(
-    puzzles: Sequence[str], moves: Sequence[Sequence[str]], probabilities: Sequence[np.ndarray], solving: Sequence[Sequence[int]]
+    puzzles: Sequence[str],
+    moves: Sequence[Sequence[str]],
+    probabilities: Sequence[np.ndarray],
+    solving: Sequence[Sequence[int]],
+    source: str = "tabular",
 ) -> MoveTable:
     """A table of lists, one per puzzle: moves, their probabilities (normalised here, at least FLOOR) and the places of solving moves.
 
-    Raises UserError naming the puzzle whose lists do not fit together.
+    Raises UserError naming the ``source`` and the puzzle whose lists do not fit together.
     """
     width = max((len(row) for row in moves), default=0)
     logprobs = np.full((len(puzzles), width), PADDING)
@@ -59,14 +63,19 @@ def move_table(
     for number, (name, names, values, places) in enumerate(zip(puzzles, moves, probabilities, solving, strict=True)):
         values = np.asarray(values, np.float64)
         if len(names) < 2 or len(values) != len(names) or not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
-            raise UserError(f"puzzle {name}: expected at least 2 moves with a probability each, found {len(names)} moves, {len(values)} values")
+            raise UserError(
+                f"{source}: puzzle {name}: expected at least 2 moves with a probability each, found {len(names)} moves, {len(values)} values; "
+                "measure the policy again"
+            )
         if not places or min(places) < 0 or max(places) >= len(names):
-            raise UserError(f"puzzle {name}: solving moves {list(places)}: expected places among its {len(names)} moves")
+            raise UserError(
+                f"{source}: puzzle {name}: solving moves {list(places)}: expected places among its {len(names)} moves; measure the policy again"
+            )
         values = np.maximum(values, FLOOR)
         logprobs[number, : len(names)] = np.log(values / values.sum())
         solved[number, list(places)] = True
     if width == 0:
-        raise UserError("tabular: no puzzle in the table of moves, expected at least one; give another start policy")
+        raise UserError(f"{source}: no puzzle in the table of moves, expected at least one; give another start policy")
     return MoveTable(tuple(puzzles), tuple(map(tuple, moves)), torch.from_numpy(logprobs), torch.from_numpy(solved))
 
 
@@ -104,7 +113,7 @@ def read_policy(path: Path) -> tuple[MoveTable, dict[str, int]]:
         moves.append(legal)
         probabilities.append((policies / policies.sum(1, keepdims=True)).mean(0))
         solving.append(places)
-    return move_table(names, moves, probabilities, solving), {reason: count for reason, count in left_out.items() if count}
+    return move_table(names, moves, probabilities, solving, str(path)), {reason: count for reason, count in left_out.items() if count}
 
 
 def write_policy(path: Path, table: MoveTable, logits: Tensor) -> None:

@@ -150,7 +150,9 @@ def test_small_pack_splits_and_games_share_no_decision_under_any_symmetry(small_
 
 
 @pytest.mark.parametrize("ply", [0, 2])
-def test_a_puzzle_that_a_game_passes_through_is_dropped_and_counted(small_pack: Path, tmp_path: Path, ply: int) -> None:
+def test_a_puzzle_that_a_game_passes_through_is_dropped_and_counted(
+    small_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture, ply: int
+) -> None:
     """A game through the mirror image of a decision of a found puzzle, the first or a later one, takes exactly that puzzle away."""
     settings = EndgameSettings(out=str(tmp_path), puzzles=6, **{k: v for k, v in SMALL_PACK.items() if k != "puzzles"})
     puzzles = pd.read_parquet(small_pack / endgame.PUZZLES_FILE)
@@ -165,6 +167,7 @@ def test_a_puzzle_that_a_game_passes_through_is_dropped_and_counted(small_pack: 
     manifest = json.loads((tmp_path / endgame.MANIFEST_FILE).read_text())
     reason = "a game passes through " + ("a later decision" if ply else "it")
     assert manifest["positions_rejected_as_puzzles"] == {"looked at": 5, reason: 1, "surplus": len(found) - 1 - 6}
+    assert f"games: 2; puzzles: 6; positions rejected as puzzles: {reason} 1, looked at 5, " in capsys.readouterr().out
     assert lost.fen not in set(pd.read_parquet(tmp_path / endgame.PUZZLES_FILE)["fen"])
 
 

@@ -118,8 +118,8 @@ def test_a_networks_measured_policy_is_read(tmp_path):
     ("change", "message"),
     [
         (lambda table: table.drop(columns="solving"), "column solving is missing"),
-        (lambda table: table.assign(solving=[[7]]), "puzzle a: solving moves .7.: expected places among its 2 moves"),
-        (lambda table: table.assign(logprobs=[[0.0, 1.0, 2.0]]), "puzzle a: expected at least 2 moves with a probability each"),
+        (lambda table: table.assign(solving=[[7]]), r"policy\.parquet: puzzle a: solving moves .7.: expected places among its 2 moves"),
+        (lambda table: table.assign(logprobs=[[0.0, 1.0, 2.0]]), r"policy\.parquet: puzzle a: expected at least 2 moves with a probability each"),
     ],
 )
 def test_a_damaged_policy_file_is_named(tmp_path, change, message):
