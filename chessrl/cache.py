@@ -99,8 +99,7 @@ class SharedCache:
     ):
         self.prompts, self.lengths, self.owner, self.end, self.across = prompts, lengths, owner, end, across
         self.slots = own[0][0].shape[2]
-        waiting = [(k.new_zeros(*k.shape[:2], FRESH, k.shape[3]),) if across else () for k, _ in own]
-        self.own: list[tuple[Tensor, ...]] = [(*tables, *fresh) for tables, fresh in zip(own, waiting)]
+        self.own: list[tuple[Tensor, ...]] = [(k, v, k.new_zeros(*k.shape[:2], FRESH, k.shape[3])) if across else (k, v) for k, v in own]
         # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
         # while sequences leave: compiled code is of one width.
         order = owner.argsort(stable=True)
@@ -149,22 +148,17 @@ class SharedCache:
 
     def _put_fresh(self) -> None:
         """Values that waited go where they belong."""
-        if self.end == 0:
+        if self.end == 0 or not self.across:
             return
         first = (self.end - 1) // FRESH * FRESH
-        for _, values, *waiting in self.own:
-            for fresh in waiting:
-                values[..., first : first + FRESH] += fresh.transpose(2, 3)
-                fresh.zero_()
+        for _, values, fresh in self.own:
+            values[..., first : first + FRESH] += fresh.transpose(2, 3)
+            fresh.zero_()
 
     def _grow(self) -> None:
-        """One block more, in new tables: products and loops want them without gaps."""
+        """One block more, in new tables: products and loops want them without gaps. It holds zeros: what is not written yet is multiplied by 0,
+        which no infinity must meet.
+        """
         self.slots += BLOCK
-        self.own = [(_with_block(k, 2), _with_block(v, 3 if self.across else 2), *waiting) for k, v, *waiting in self.own]
-
-
-def _with_block(table: Tensor, dimension: int) -> Tensor:
-    """The table and a block of zeros: what is not written yet is multiplied by 0, which no infinity must meet."""
-    shape = list(table.shape)
-    shape[dimension] = BLOCK
-    return torch.cat([table, table.new_zeros(shape)], dimension)
+        rows, columns = (0, 0, 0, BLOCK), (0, BLOCK)
+        self.own = [(F.pad(k, rows), F.pad(v, columns if self.across else rows), *waiting) for k, v, *waiting in self.own]

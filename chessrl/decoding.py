@@ -128,7 +128,7 @@ def _attend_by_loops(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tu
     given, written = (given - top).exp(), (written - top).exp()
     total = given.sum(-1, keepdim=True) + written.sum(-1, keepdim=True)
     of_prompts = _sums(given, prompt[1]) if alone else _of_prompt_values(given.to(q.dtype), prompt[1].transpose(2, 3), places)
-    waiting = (written.index_select(-1, places.fresh)[..., None] * _wide(fresh)[:, :, None]).sum(-2)
+    waiting = _sums(written.index_select(-1, places.fresh), fresh.transpose(2, 3))
     return ((of_prompts + _sums(written, values) + waiting) / total).to(q.dtype)
 
 

@@ -107,7 +107,7 @@ def assemble(
     apart, lost_to_games = apart_from_games(found, visited)
     puzzles_table, not_chosen = puzzle_table(apart, settings.puzzles, settings.seed)
     games_table = pd.DataFrame([dataclasses.asdict(game) for game in games])
-    reasons = reasons + lost_to_games + not_chosen
+    rejected = dict(sorted((reasons + lost_to_games + not_chosen).items()))
 
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -116,14 +116,14 @@ def assemble(
     manifest = _manifest(settings, engine_name, games_table, puzzles_table) | {
         "decisions_of_puzzles": int(puzzles_table["difficulty"].sum()),  # as many positions: no two puzzles share one
         "positions_visited_by_games": len(visited),
-        "positions_rejected_as_puzzles": dict(sorted(reasons.items())),
+        "positions_rejected_as_puzzles": rejected,
         "files": files,
     }
     partial = out / (MANIFEST_FILE + ".partial")
     partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     partial.replace(out / MANIFEST_FILE)
-    rejected = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
-    print(f"games: {len(games_table):,}; puzzles: {len(puzzles_table):,}; positions rejected as puzzles: {rejected or 'none'}")
+    by_reason = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+    print(f"games: {len(games_table):,}; puzzles: {len(puzzles_table):,}; positions rejected as puzzles: {by_reason or 'none'}")
     print(f"written to {out / GAMES_FILE}, {PUZZLES_FILE} and {MANIFEST_FILE}")
 
 
