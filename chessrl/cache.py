@@ -98,7 +98,7 @@ class SharedCache:
         most: int = 1,  # places of a prompt in the table below, at least
     ):
         self.prompts, self.lengths, self.owner, self.end, self.across = prompts, lengths, owner, end, across
-        self.slots = own[0][0].shape[2]
+        self.slots, self.put = own[0][0].shape[2], end  # in all, and those whose values do not wait
         self.own: list[tuple[Tensor, ...]] = [(k, v, k.new_zeros(*k.shape[:2], FRESH, k.shape[3])) if across else (k, v) for k, v in own]
         # Sequences have places in a table (P, most sequences of a prompt); empty places hold zeros and are not looked at. Its width stays as it is
         # while sequences leave: compiled code is of one width.
@@ -148,12 +148,12 @@ class SharedCache:
 
     def _put_fresh(self) -> None:
         """Values that waited go where they belong."""
-        if self.end == 0 or not self.across:
-            return
-        first = (self.end - 1) // FRESH * FRESH
-        for _, values, fresh in self.own:
-            values[..., first : first + FRESH] += fresh.transpose(2, 3)
-            fresh.zero_()
+        if self.across and self.put < self.end:
+            first = self.put % FRESH
+            for _, values, fresh in self.own:
+                values[..., self.put : self.end] = fresh[:, :, first : first + self.end - self.put].transpose(2, 3)
+                fresh.zero_()
+        self.put = self.end
 
     def _grow(self) -> None:
         """One block more, in new tables: products and loops want them without gaps. It holds zeros: what is not written yet is multiplied by 0,
