@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chessrl.attention import NORM_EPSILON, rotary_tables, rotate
 from chessrl.cache import FRESH, Places, SharedCache
-from chessrl.fusion import fused, leave_sizes_open
+from chessrl.fusion import TOGETHER, fused, leave_sizes_open
 
 if TYPE_CHECKING:
     from chessrl.model import Layer, Transformer
@@ -46,6 +46,10 @@ class LayerWeights(NamedTuple):
         )  # fmt: skip
 
 
+# Of each layer its weights, keys and values of prompts, and those of sequences with the values that wait (``SharedCache.own``).
+Stack = list[tuple[LayerWeights, tuple[Tensor, Tensor], tuple[Tensor, ...]]]
+
+
 class Decoder:
     """A model's weights as they are now, ready for decoding."""
 
@@ -61,9 +65,10 @@ class Decoder:
         positions, places = cache.begin()
         cos, sin = rotary_tables(positions[:, None], self.model.config.head_dim)
         x = self.model.embed(tokens)
-        through = compiled_layer if self.model.compiled else layer
-        for weights, prompt, own in zip(self.layers, cache.prompts, cache.own, strict=True):
-            x = through(weights, x, cos, sin, places, prompt, own, cache.across)
+        through = compiled_layers if self.model.compiled else layers
+        stack = list(zip(self.layers, cache.prompts, cache.own, strict=True))
+        for first in range(0, len(stack), TOGETHER):
+            x = through(stack[first : first + TOGETHER], x, cos, sin, places, cache.across)
         return self.model.model.norm(x).to(self.dtype) @ self.head
 
 
@@ -90,17 +95,23 @@ def layer(
     return x + (F.silu(gate) * up) @ weights.down
 
 
-def compiled_layer(
-    weights: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, places: Places,
-    prompt: tuple[Tensor, Tensor], own: tuple[Tensor, ...], across: bool,
-) -> Tensor:  # fmt: skip
-    """``layer`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
+def layers(stack: Stack, x: Tensor, cos: Tensor, sin: Tensor, places: Places, across: bool) -> Tensor:
+    """One layer after the other."""
+    for weights, prompt, own in stack:
+        x = layer(weights, x, cos, sin, places, prompt, own, across)
+    return x
+
+
+def compiled_layers(stack: Stack, x: Tensor, cos: Tensor, sin: Tensor, places: Places, across: bool) -> Tensor:
+    """``layers`` fused by torch.compile: one code for all numbers of sequences, prompts and slots."""
     if len(x) == 1:  # would have a code of its own, for the last sequence of a batch
-        return layer(weights, x, cos, sin, places, prompt, own, across)
-    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, places.place, places.unwritten, *own[2:])), (places.hidden, (0, 3)))
-    for keys, values in (prompt, own[:2]):
-        leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
-    return fused(layer)(weights, x, cos, sin, places, prompt, own, across)
+        return layers(stack, x, cos, sin, places, across)
+    leave_sizes_open(*((tensor, (0,)) for tensor in (x, cos, sin, places.place, places.unwritten)), (places.hidden, (0, 3)))
+    for _, prompt, own in stack:
+        leave_sizes_open(*((waiting, (0,)) for waiting in own[2:]))
+        for keys, values in (prompt, own[:2]):
+            leave_sizes_open((keys, (0, 2)), (values, (0, 3) if across else (0, 2)))
+    return fused(layers)(stack, x, cos, sin, places, across)
 
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, places: Places, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, ...]) -> Tensor:

@@ -10,18 +10,18 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chessrl.attention import NORM_EPSILON, attend, rotary_tables, rotate
+from chessrl.attention import NORM_EPSILON, attend, by_products, causal, mask_of_numbers, rotary_tables, rotate
 from chessrl.cache import KVCache, SharedCache
 from chessrl.config import ModelConfig
 from chessrl.decoding import Decoder
 from chessrl.errors import UserError
-from chessrl.fusion import allow_compiling, fused, leave_sizes_open
+from chessrl.fusion import TOGETHER, allow_compiling, fused, leave_sizes_open
 from chessrl.notation import PAD
 
 
@@ -54,10 +54,12 @@ class Attention(nn.Module):
         return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, before: tuple[Tensor, Tensor] | None, last: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What tokens take from each other and from what came ``before`` (keys and values), and their own keys and values."""
+        """What tokens, or the ``last`` ones alone, take from each other and from what came ``before`` (keys and values); their keys and values."""
         q, k, v = self.project(x, cos, sin)
+        if last is not None:
+            q = take(q.transpose(1, 2), last).transpose(1, 2)
         keys, values = (k, v) if before is None else (torch.cat([before[0], k], 2), torch.cat([before[1], v], 2))
         return self.o_proj(attend(q, keys, values, mask).transpose(1, 2).flatten(2)), k, v
 
@@ -86,12 +88,51 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, before: tuple[Tensor, Tensor] | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, before: tuple[Tensor, Tensor] | None, last: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer's output (B, T, hidden), its keys and its values."""
-        attended, k, v = self.self_attn(self.input_layernorm(x), cos, sin, mask, before)
-        x = x + attended
+        """The layer's output (B, T, hidden), or (B, 1, hidden) of the tokens at ``last`` (B,), and all keys and values."""
+        attended, k, v = self.self_attn(self.input_layernorm(x), cos, sin, mask, before, last)
+        x = (x if last is None else take(x, last)) + attended
         return x + self.mlp(self.post_attention_layernorm(x)), k, v
+
+
+class Given(NamedTuple):
+    """What all layers are told of the tokens (B, T) that they read."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None  # of ``attend``
+    last: Tensor | None = None  # (B,) places of the only tokens whose states the trunk is asked for
+    mask_of_last: Tensor | None = None  # (B, 1, 1, T)
+
+
+def through_layers(
+    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, ends: bool
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """The output (B, T, hidden) of layers, each with the keys and values before it, and their own. The trunk ``ends`` with the last one or not."""
+    kept = []
+    for place, (layer, before) in enumerate(stack):
+        alone = ends and place == len(stack) - 1 and given.last is not None
+        x, k, v = layer(x, given.cos, given.sin, given.mask_of_last if alone else given.mask, before, given.last if alone else None)
+        kept.append((k, v))
+    return x, kept
+
+
+def through_layers_compiled(
+    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, ends: bool
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """The same fused by torch.compile: one code for all numbers of sequences and lengths."""
+    of_positions = (0,) if given.cos.dim() == 2 else (0, 2)
+    of_mask = (0, 1) if given.mask is not None and given.mask.dim() == 2 else (0, 2, 3)
+    leave_sizes_open((x, (0, 1)), (given.cos, of_positions), (given.sin, of_positions), (given.mask, of_mask))
+    leave_sizes_open((given.last, (0,)), (given.mask_of_last, (0, 3)))
+    leave_sizes_open(*((tensor, (0, 2)) for _, before in stack for tensor in before or ()))
+    return fused(through_layers)(stack, x, given, ends)
+
+
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """(B, 1, ...) of (B, T, ...): what stands at ``places`` (B,)."""
+    return x[torch.arange(len(x), device=x.device), places][:, None]
 
 
 class Trunk(nn.Module):
@@ -149,12 +190,11 @@ class Transformer(nn.Module):
     def prefill(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, KVCache | SharedCache]:
         """Logits (B, vocabulary) after the last token of each right-padded prompt (B, T) of ``lengths`` (B,), and the cache."""
         kept: list[tuple[Tensor, Tensor]] = []
-        logits = self.logits(self.states(tokens, kept))
-        last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
         if not self.shares_prompts:
-            return last, KVCache.of(kept, lengths)
+            return take(self.logits(self.states(tokens, kept)), lengths - 1)[:, 0], KVCache.of(kept, lengths)
+        logits = self.logits(self.states(tokens, kept, last=lengths - 1))[:, 0]
         loops = self.compiled and self.device.type == "cpu" and self.config.heads == self.config.kv_heads
-        return last, SharedCache.of(kept, lengths, across=loops)
+        return logits, SharedCache.of(kept, lengths, across=loops)
 
     def states(
         self,
@@ -163,25 +203,28 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         before: list[tuple[Tensor, Tensor]] | None = None,
+        last: Tensor | None = None,
     ) -> Tensor:
         """The trunk's last states (B, T, hidden) of right-padded sequences (B, T); ``kept`` takes each layer's keys and values.
 
-        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it. ``before`` has each layer's keys and
-        values (B, kv_heads, S, head_dim) of S tokens that came first, which the mask (B, 1, T, S + T) then covers, too.
+        Without ``positions`` (B, T) and ``mask`` (B, 1, T, T) each token follows and sees those before it; then ``last`` (B,) may ask for the states
+        of one token of each sequence alone, (B, 1, hidden). ``before`` has each layer's keys and values (B, kv_heads, S, head_dim) of S tokens
+        that came first, which the mask (B, 1, T, S + T) then covers, too.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions[:, None]  # broadcast over heads
-        cos, sin = rotary_tables(places, self.config.head_dim)
+        mask_of_last = None if last is None else (places <= last[:, None])[:, None, None]
+        if by_products(self.precision, tokens.device, tokens.shape[1] + (before[0][0].shape[2] if before else 0)):
+            mask = mask_of_numbers(causal(places) if mask is None else mask)
+            mask_of_last = None if mask_of_last is None else mask_of_numbers(mask_of_last)
+        given = Given(*rotary_tables(places, self.config.head_dim), mask, last, mask_of_last)
         with self.autocast():
             x = self.embed(tokens)
-            if self.compiled:
-                of_positions = (0,) if cos.dim() == 2 else (0, 2)
-                leave_sizes_open((x, (0, 1)), (cos, of_positions), (sin, of_positions), (mask, (0, 2, 3)))
-                leave_sizes_open(*((tensor, (0, 2)) for pair in before or () for tensor in pair))
-            through = fused(Layer.forward) if self.compiled else Layer.forward
-            for number, layer in enumerate(self.model.layers):
-                x, k, v = through(layer, x, cos, sin, mask, None if before is None else before[number])
+            through = through_layers_compiled if self.compiled else through_layers
+            stack = list(zip(self.model.layers, before or [None] * self.config.layers, strict=True))
+            for first in range(0, len(stack), TOGETHER):
+                x, new = through(stack[first : first + TOGETHER], x, given, first + TOGETHER >= len(stack))
                 if kept is not None:
-                    kept.append((k, v))
+                    kept += new
             return self.model.norm(x)
 
     def states_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:
@@ -190,7 +233,7 @@ class Transformer(nn.Module):
         ``prompts`` (P, T) right-padded, of ``lengths`` (P,); ``owner`` (B,) says which one a row follows.
         """
         kept: list[tuple[Tensor, Tensor]] = []
-        last = self.states(prompts, kept)[torch.arange(len(prompts), device=tokens.device), lengths - 1].index_select(0, owner)[:, None]
+        last = self.states(prompts, kept, last=lengths - 1).index_select(0, owner)
         rows, length = tokens.shape
         if not length:
             return last

@@ -10,6 +10,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import chessrl.decoding
+import chessrl.model
 from chessrl import notation
 from chessrl.cache import BLOCK, SharedCache
 from chessrl.checkpoint import load_model, save_model, tokenizer_files
@@ -110,6 +112,23 @@ def test_sequences_that_share_a_prompt_are_decoded_as_if_each_had_its_own(across
             if place in leaving:
                 left = torch.tensor(leaving[place])
                 cache, kept = cache.select(left), kept[left]
+
+
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_layers_in_several_groups_compute_what_one_group_does(shares_prompts, monkeypatch):
+    model = build_model(replace(TINY, layers=5), seed=0, precision="fp64")
+    model.shares_prompts = shares_prompts
+    tokens, lengths = torch.randint(0, 101, (3, 12)), torch.tensor([12, 4, 9])
+
+    def everything() -> list[torch.Tensor]:
+        with torch.no_grad():
+            last, cache = model.prefill(tokens, lengths)
+            return [model(tokens), last, model.decoder()(tokens[:, 0], cache), model.states_after(tokens, lengths, torch.tensor([2, 0]), tokens[:2])]
+
+    together = everything()
+    for module in (chessrl.model, chessrl.decoding):
+        monkeypatch.setattr(module, "TOGETHER", 2)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(everything(), together, strict=True))
 
 
 def test_compiling_asks_for_the_compiler_that_torch_will_look_for(monkeypatch):
