@@ -59,4 +59,4 @@ def draw(logprobs: Tensor, key: Tensor) -> Tensor:
     """
     cumulative = logprobs.double().exp().cumsum(-1)
     target = uniform(key)[:, None] * cumulative[:, -1:]
-    return (cumulative <= target).sum(-1).clamp(max=logprobs.shape[-1] - 1)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logprobs.shape[-1] - 1)

@@ -29,6 +29,7 @@ SOLVED_CODE, WRONG, ILLEGAL, MALFORMED, UNCLOSED, NO_END_THINK = range(len(OUTCO
 _RUNNING = -1
 _THINKING, _MOVING, _REPLYING = range(3)
 COMPACT_SHARE = 0.25  # finished sequences leave the batch once they are this share of it
+KEYS = 32  # places whose random keys are made at once
 SYNC_STEPS = {"cpu": 1, "cuda": 64}  # how often the host looks at the count of finished sequences
 
 
@@ -110,6 +111,7 @@ class _Walk:
 
     row: Tensor
     key: Tensor  # random key of the sample
+    keys: Tensor  # (A, KEYS) random keys of its tokens at this block of places
     puzzle: Tensor
     node: Tensor
     phase: Tensor
@@ -175,6 +177,7 @@ def _start(environment: Environment, puzzles: Tensor, group: int, settings: Samp
     return _Walk(
         row=torch.arange(count, device=device),
         key=key,
+        keys=key[:, None],
         puzzle=puzzles,
         node=environment.root[puzzles],
         phase=phase,
@@ -286,8 +289,10 @@ class _Sampler:
 
     def _sample(self, walk: _Walk, logits: Tensor, place: int) -> tuple[Tensor, Tensor, Tensor]:
         temperature = self.settings.temperature
+        if place % KEYS == 0:
+            walk.keys = combine(walk.key[:, None], torch.arange(place, place + KEYS, device=walk.key.device))
         logprobs = scaled_logits(logits, temperature or 1.0).log_softmax(-1)
-        token = logprobs.argmax(-1) if temperature == 0 else draw(logprobs, combine(walk.key, place))
+        token = logprobs.argmax(-1) if temperature == 0 else draw(logprobs, walk.keys[:, place % KEYS])
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return token, logprobs.gather(1, token[:, None]).squeeze(1).float(), entropy.float()
 
