@@ -53,12 +53,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Through a table of weights. Their sum divides what they gathered, not them: compiled loops then pass one bf16 table through memory alone."""
+    """Through a table of weights."""
     batch, heads, length, head_dim = q.shape
     kv_heads, seen = k.shape[1], k.shape[2]
     # Query heads that share a key head are this key head's queries.
     scores = torch.bmm(q.reshape(batch * kv_heads, -1, head_dim), k.reshape(batch * kv_heads, seen, head_dim).transpose(1, 2))
-    scores = scores.view(batch, heads, length, seen).float() * head_dim**-0.5 + mask
-    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp().to(v.dtype)
+    weights = (scores.view(batch, heads, length, seen).float() * head_dim**-0.5 + mask).softmax(-1).to(v.dtype)
     gathered = torch.bmm(weights.view(batch * kv_heads, -1, seen), v.reshape(batch * kv_heads, seen, head_dim))
-    return (gathered.view(batch, heads, length, head_dim) / weights.float().sum(-1, keepdim=True)).to(v.dtype)
+    return gathered.view(batch, heads, length, head_dim)

@@ -107,19 +107,22 @@ class Given(NamedTuple):
 
 
 def through_layers(
-    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, ends: bool
+    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, keeps: bool, narrows: bool
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """The output (B, T, hidden) of layers, each with the keys and values before it, and their own. The trunk ``ends`` with the last one or not."""
+    """The output (B, T, hidden) of layers, each with the keys and values before it, and where one ``keeps`` them their own. Where the stack
+    ``narrows`` its last layer goes on with the tokens at ``given.last`` alone: (B, 1, hidden).
+    """
     kept = []
     for place, (layer, before) in enumerate(stack):
-        alone = ends and place == len(stack) - 1 and given.last is not None
+        alone = narrows and place == len(stack) - 1
         x, k, v = layer(x, given.cos, given.sin, given.mask_of_last if alone else given.mask, before, given.last if alone else None)
-        kept.append((k, v))
+        if keeps:
+            kept.append((k, v))
     return x, kept
 
 
 def through_layers_compiled(
-    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, ends: bool
+    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, keeps: bool, narrows: bool
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """The same fused by torch.compile: one code for all numbers of sequences and lengths."""
     of_positions = (0,) if given.cos.dim() == 2 else (0, 2)
@@ -127,7 +130,7 @@ def through_layers_compiled(
     leave_sizes_open((x, (0, 1)), (given.cos, of_positions), (given.sin, of_positions), (given.mask, of_mask))
     leave_sizes_open((given.last, (0,)), (given.mask_of_last, (0, 3)))
     leave_sizes_open(*((tensor, (0, 2)) for _, before in stack for tensor in before or ()))
-    return fused(through_layers)(stack, x, given, ends)
+    return fused(through_layers)(stack, x, given, keeps, narrows)
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
@@ -222,7 +225,8 @@ class Transformer(nn.Module):
             through = through_layers_compiled if self.compiled else through_layers
             stack = list(zip(self.model.layers, before or [None] * self.config.layers, strict=True))
             for first in range(0, len(stack), TOGETHER):
-                x, new = through(stack[first : first + TOGETHER], x, given, first + TOGETHER >= len(stack))
+                narrows = last is not None and first + TOGETHER >= len(stack)
+                x, new = through(stack[first : first + TOGETHER], x, given, kept is not None, narrows)
                 if kept is not None:
                     kept += new
             return self.model.norm(x)

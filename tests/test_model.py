@@ -10,9 +10,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import chessrl.attention
 import chessrl.decoding
 import chessrl.model
 from chessrl import notation
+from chessrl.attention import attend, causal, mask_of_numbers
 from chessrl.cache import BLOCK, SharedCache
 from chessrl.checkpoint import load_model, save_model, tokenizer_files
 from chessrl.config import ModelConfig
@@ -137,10 +139,42 @@ def test_compiling_asks_for_the_compiler_that_torch_will_look_for(monkeypatch):
         build_model(TINY, seed=0, compiled=True)
 
 
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_attention_by_products_is_as_near_to_the_exact_one_as_bf16_allows(kv_heads):
+    """Output and gradients beside fp64, and beside torch's own bf16 kernel. Values with a common offset, whose gradients cancel."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, way = (torch.randn(2, heads, 40, 16, generator=draw, dtype=torch.float64) for heads in (4, kv_heads, kv_heads, 4))
+    v, way = v + 3, way + 0.5
+    visible = causal(torch.arange(40))[None, None].expand(2, 1, -1, -1)
+
+    def results(dtype: torch.dtype, mask: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = attend(*leaves, mask)
+        return [out, *torch.autograd.grad(out, leaves, way.to(dtype))]
+
+    exact = results(torch.float64, visible)
+    ours, theirs = results(torch.bfloat16, mask_of_numbers(visible)), results(torch.bfloat16, visible)
+    for right, our, their in zip((x.detach() for x in exact), ours, theirs, strict=True):
+        errors = [float(torch.linalg.vector_norm(x.detach() - right) / torch.linalg.vector_norm(right)) for x in (our, their)]
+        assert errors[0] < min(0.03, 1.5 * errors[1])
+
+
+def test_the_last_tokens_alone_have_the_states_that_they_have_among_all(monkeypatch):
+    """For unequal prompts, by products and past the table's bound (as on a GPU)."""
+    tokens, lengths = torch.randint(0, 101, (3, 11)), torch.tensor([11, 1, 7])
+    for precision, keys in (("fp64", 1024), ("bf16", 1024), ("bf16", 4)):
+        monkeypatch.setattr(chessrl.attention, "PLAIN_KEYS", keys)
+        model = build_model(TINY, seed=0, precision=precision)
+        expected = model.states(tokens)[torch.arange(3), lengths - 1]
+        assert torch.allclose(model.states(tokens, last=lengths - 1)[:, 0], expected, atol=1e-12 if precision == "fp64" else 0.01, rtol=0)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kv_heads", [TINY.kv_heads, TINY.heads])  # decoding reads the cache by products or by loops
-def test_compiled_layers_compute_what_the_plain_ones_do(kv_heads):
-    """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one."""
+@pytest.mark.parametrize(("kv_heads", "together"), [(TINY.kv_heads, 6), (TINY.heads, 6), (TINY.heads, 1)])  # decoding by products or by loops
+def test_compiled_layers_compute_what_the_plain_ones_do(kv_heads, together, monkeypatch):
+    """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one; both layers as one or each by itself."""
+    for module in (chessrl.model, chessrl.decoding):
+        monkeypatch.setattr(module, "TOGETHER", together)
     config = replace(TINY, kv_heads=kv_heads)
     plain, fused = (build_model(config, seed=0, precision="bf16", compiled=compiled) for compiled in (False, True))
     close = {"atol": 0.02, "rtol": 0.0}  # a few roundings of bf16
