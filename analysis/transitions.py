@@ -1,6 +1,6 @@
 """What became of a policy: sharpening, tilt, traces, categories and moved mass of a start policy and a later one, with intervals.
 
-Definitions: science.md section 11 (arXiv 2607.16097, appendix H), functions of ``analysis.sharpening``. All is a function of sums over puzzles, so
+Definitions: arXiv 2607.16097, appendix H, functions of ``analysis.sharpening``. All is a function of sums over puzzles, so
 that the fits (alpha*, the tilt) are made anew in every resample: slopes and divergences of both families are summed on a grid of their parameter.
 """
 

@@ -3,7 +3,7 @@
 Takes the finished RL runs below ``outputs`` whose reward is the line or the engine, groups them by verifier (with seeds ``rl.seed``), and measures
 pass@1 of each evaluated step against the start: of samples, in the spelling that they were evaluated with (lenient as the reward, by default), and
 beside it exactly, which is strict spelling: a lenient reward does not keep a policy from spelling otherwise. Writes ``rates.csv``, ``gaps.csv`` and
-the figure ``verifiers``. Predicted (science.md 2 and 6.2): a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J
+the figure ``verifiers``. Predicted: a verifier that errs at random, with J = TPR - FPR and acceptance q = FPR + J p, has J
 W_G(q) in place of W_G(p) as the weight of the gradient of p; a plain gradient step then moves a puzzle's p by (p (1 - p))^2 times that. A verifier
 whose errors are fixed moves acceptance, and success rises at most to its precision.
 

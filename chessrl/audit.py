@@ -1,4 +1,4 @@
-"""The verifier audit: what several verifiers say of one policy's answers, and an oracle beside them (science: arXiv 2505.22203).
+"""The verifier audit: what several verifiers say of one policy's answers, and an oracle beside them (after arXiv 2505.22203).
 
 ``python -m chessrl.audit parent=RUN evaluate.split=validation``: a folder below ``RUN/audits`` with ``verdicts.parquet`` (one row per puzzle and
 sample), ``puzzles.parquet`` (what was asked), ``alternatives.parquet`` (moves accepted beside the line's), ``attacks.parquet`` and ``audit.json``.

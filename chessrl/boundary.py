@@ -1,4 +1,4 @@
-"""RL in rounds, after the recipe of Cai et al., arXiv 2606.22317 (science.md section 5): find the boundary of what the policy can solve, bridge it
+"""RL in rounds, after the recipe of Cai et al., arXiv 2606.22317: find the boundary of what the policy can solve, bridge it
 by fine-tuning on a few puzzles on both sides of it, consolidate by RL, and again with the policy that comes out.
 
 Each part is a command of the pipeline (``chessrl.pipeline``), so a pipeline that was stopped skips what is finished and goes on. The boundary is

@@ -1,6 +1,6 @@
 """Budgets: compute, steps or tokens, turned into the counts that the stages train for; what cannot be carried out is refused with its numbers.
 
-Conventions (science.md 0 and 11): pretraining costs 6NT; RL costs, per token of prompt and rollout, 2N for sampling, 2N for the reference and
+Conventions: pretraining costs 6NT; RL costs, per token of prompt and rollout, 2N for sampling, 2N for the reference and
 6N for each epoch. N is without embeddings. Fine-tuning is counted apart: a budget is shared between pretraining and RL alone.
 
 Where every RL step costs the same, RL's share becomes ``rl.steps`` and nothing else. It does not with dynamic sampling (how many groups must be

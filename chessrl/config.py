@@ -137,7 +137,7 @@ class PretrainConfig:
 
 @dataclass
 class TraceConfig:
-    """Search-tree traces (science.md section 10): who proposes the lines, how many and how long, and how their tree is written."""
+    """Search-tree traces: who proposes the lines, how many and how long, and how their tree is written."""
 
     enabled: bool = True  # false: no trace, the answer follows the prompt
     # model: the pretrained parent's samples; teacher: another pretrained model's; engine: Stockfish's variations; uniform: random legal play

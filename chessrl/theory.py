@@ -1,7 +1,7 @@
 """GRPO's own theory: how the success probability of one prompt moves from iteration to iteration.
 
 After Mroueh, "Reinforcement Learning with Verifiable Rewards: GRPO's Effective Loss, Dynamics, and Success Amplification", arXiv 2503.06639;
-the formulas are derived anew (science.md section 2) and checked numerically. Setting: one prompt, binary reward, no clipping, and in every
+the formulas are derived anew (docs/theory.md) and checked numerically. Setting: one prompt, binary reward, no clipping, and in every
 iteration the exact maximiser over theta of
 
     E_{o ~ pi_{n-1}}[ (pi_theta / pi_{n-1})(o) A(o) ] - beta KL(pi_theta || pi_ref) - alpha KL(pi_theta || pi_{n-1}),
@@ -32,13 +32,13 @@ LARGEST_LOGIT = 1400.0  # cosh of half of it is still finite; without smoothing 
 
 
 def std_gap(p: np.ndarray, smoothing: float = 0.0) -> np.ndarray:
-    """omega+ + omega- = 1 / sqrt(p (1 - p) + smoothing) (science.md 2 (1), (4)); infinite at 0 and 1 without smoothing."""
+    """omega+ + omega- = 1 / sqrt(p (1 - p) + smoothing); infinite at 0 and 1 without smoothing."""
     with np.errstate(divide="ignore"):
         return 1.0 / np.sqrt(p * (1.0 - np.asarray(p, np.float64)) + smoothing)
 
 
 def whitened_advantages(p: np.ndarray, smoothing: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """(omega+, omega-): the advantage of a right answer, and minus that of a wrong one (science.md 2 (1))."""
+    """(omega+, omega-): the advantage of a right answer, and minus that of a wrong one."""
     gap = std_gap(p, smoothing)
     return (1.0 - np.asarray(p)) * gap, np.asarray(p) * gap
 
@@ -46,7 +46,7 @@ def whitened_advantages(p: np.ndarray, smoothing: float = 0.0) -> tuple[np.ndarr
 def noisy_gap(p: np.ndarray, true_positive: float, false_positive: float, smoothing: float = 0.0) -> np.ndarray:
     """Gap of a verifier whose verdict flips at random, rollout by rollout: J / sqrt(q (1 - q) + smoothing), J = TPR - FPR, q = FPR + J p.
 
-    J = 0 moves nothing, J < 0 teaches the wrong answers (science.md 2 [D]).
+    J = 0 moves nothing, J < 0 teaches the wrong answers.
     """
     advantage_gap = true_positive - false_positive
     return advantage_gap * std_gap(false_positive + advantage_gap * np.asarray(p, np.float64), smoothing)
@@ -60,7 +60,7 @@ def next_success(p: np.ndarray, p_ref: np.ndarray, beta: float, gap: Gap = std_g
 
 
 def next_success_forward_kl(p: np.ndarray, p_ref: np.ndarray, beta: float, smoothing: float = 0.0) -> np.ndarray:
-    """p_n where the penalty is KL(pi_ref || pi), whose gradient the k3 estimator in the loss has on policy (science.md 2 (7)).
+    """p_n where the penalty is KL(pi_ref || pi), whose gradient the k3 estimator in the loss has on policy.
 
     p_n = p_ref beta / (lambda - omega+), lambda from normalisation; the quadratic in lambda solved without cancellation, s = gap(p_{n-1}):
     p_n = (s - beta + sqrt((s - beta)^2 + 4 beta p_ref s)) / 2 s.
@@ -81,7 +81,7 @@ def trajectory(step: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step
 
 
 def systematic_errors(p_ref: float, true_positive: float, false_positive: float) -> tuple[float, float, float]:
-    """(a_ref, PPV, FOR) of a verifier whose error on an answer is always the same (science.md 2 [D]).
+    """(a_ref, PPV, FOR) of a verifier whose error on an answer is always the same.
 
     The share of accepted answers a_n follows the recursion from a_ref = p_ref TPR + (1 - p_ref) FPR. Within accepted and within refused answers
     nothing moves, so true success is ``true_success(a_n, PPV, FOR)`` and never passes PPV = p_ref TPR / a_ref.
@@ -98,7 +98,7 @@ def true_success(accepted: np.ndarray, precision: float, omission: float) -> np.
 def tracking_error(distance: float, lipschitz: float) -> float:
     """Bound on limsup |p_n - p*| when every iteration misses the maximiser by total variation ``distance`` and |h'| <= ``lipschitz`` < 1 around p*.
 
-    science.md 2 (8). Raises ValueError for ``lipschitz`` >= 1, where there is no bound.
+    Raises ValueError for ``lipschitz`` >= 1, where there is no bound.
     """
     if not 0 <= lipschitz < 1:
         raise ValueError(f"lipschitz={lipschitz}: expected a value from 0 to below 1")
@@ -123,7 +123,7 @@ class FixedPoint:
 
 
 def slope(p: np.ndarray, p_ref: np.ndarray, beta: float, smoothing: float = 0.0) -> np.ndarray:
-    """h'(p) = h (1 - h) (2p - 1) / (2 beta (p (1 - p) + smoothing)^(3/2)): negative below 1/2, positive above (science.md 2 (5))."""
+    """h'(p) = h (1 - h) (2p - 1) / (2 beta (p (1 - p) + smoothing)^(3/2)): negative below 1/2, positive above."""
     p = np.asarray(p, np.float64)
     h = next_success(p, p_ref, beta, lambda value: std_gap(value, smoothing))
     return h * (1 - h) * (2 * p - 1) / (2 * beta * (p * (1 - p) + smoothing) ** 1.5)
@@ -179,7 +179,7 @@ def fixed_points(p_ref: float, beta: float, smoothing: float = 0.0) -> list[Fixe
 
 
 def critical_beta(p_ref: float) -> float:
-    """beta_c: below it (no smoothing) h has no interior fixed point and p_n goes to 1; above it there are two (science.md 2 (6)).
+    """beta_c: below it (no smoothing) h has no interior fixed point and p_n goes to 1; above it there are two.
 
     Where they meet, 2 sqrt(1 + beta^2) / beta - 2 asinh(beta) = -logit p_ref.
     """

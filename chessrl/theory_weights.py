@@ -5,7 +5,7 @@ get the advantage A+(m) and wrong ones A-(m), the expected on-policy gradient of
 
     W(p) = sum_{m=1}^{G} Bin(m - 1; G - 1, p) A+(m) - sum_{m=0}^{G-1} Bin(m; G - 1, p) A-(m),
 
-since E[grad log pi | right] = grad p / p and E[grad log pi | wrong] = -grad p / (1 - p). science.md 1.1 [D], 1.4, 1.5.
+since E[grad log pi | right] = grad p / p and E[grad log pi | wrong] = -grad p / (1 - p).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def gradient_weight(p: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> np.n
 
 
 def group_weight(p: np.ndarray, group: int) -> np.ndarray:
-    """W_G(p) = E_{m ~ Bin(G, p)} sqrt(m (G - m)) / (G p (1 - p)) of GRPO (population std in the group; science.md 1.1 [D] (ii)).
+    """W_G(p) = E_{m ~ Bin(G, p)} sqrt(m (G - m)) / (G p (1 - p)) of GRPO (population std in the group).
 
     Tends to 1 / sqrt(p (1 - p)) for large G, but stays below sqrt(G - 1) for rare success: small groups do not up-weight hard prompts much.
     """
@@ -39,14 +39,14 @@ def group_weight(p: np.ndarray, group: int) -> np.ndarray:
 
 
 def signal_share(p: np.ndarray, group: int) -> np.ndarray:
-    """q_G(p) = 1 - (1 - p)^G - p^G: the share of groups with unequal rewards (science.md 1.1 [D] (iii))."""
+    """q_G(p) = 1 - (1 - p)^G - p^G: the share of groups with unequal rewards."""
     p = np.asarray(p, np.float64)
     with np.errstate(divide="ignore"):
         return -np.expm1(group * np.log1p(-p)) - p**group
 
 
 def dynamic_sampling_cost(p: np.ndarray, group: int) -> float:
-    """Groups sampled for every group kept when those without signal are drawn again (DAPO): 1 / mean q_G(p_i) (science.md 1.3 [D]).
+    """Groups sampled for every group kept when those without signal are drawn again (DAPO): 1 / mean q_G(p_i).
 
     p: (puzzles,). Infinite where no puzzle ever gives a signal.
     """
@@ -55,12 +55,12 @@ def dynamic_sampling_cost(p: np.ndarray, group: int) -> float:
 
 
 def pass_at_k_factor(samples: int, k: int) -> float:
-    """(N - k) / (k N): E[(1/N) sum_i A_i grad log pi] as a multiple of grad pass@k, without the division by sigma (science.md 1.5 [D])."""
+    """(N - k) / (k N): E[(1/N) sum_i A_i grad log pi] as a multiple of grad pass@k, without the division by sigma."""
     return (samples - k) / (k * samples)
 
 
 # The function of p that each algorithm's expected gradient climbs, in the limit of large groups where it depends on them
-# (science.md 1.5 [D]; log and arcsin as in Davis and Recht, 2025). U' is the weight of grad p.
+# (log and arcsin as in Davis and Recht, 2025). U' is the weight of grad p.
 EFFECTIVE_OBJECTIVES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rloo": lambda p: np.asarray(p, np.float64),
     "grpo": lambda p: 2 * np.arcsin(np.sqrt(p)),
@@ -69,7 +69,7 @@ EFFECTIVE_OBJECTIVES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def dr_grpo_objective(p: np.ndarray, group: int) -> np.ndarray:
-    """((G - 1) / G) p: rewards less their group's mean (science.md 1.4 [D])."""
+    """((G - 1) / G) p: rewards less their group's mean."""
     return (group - 1) / group * np.asarray(p, np.float64)
 
 

@@ -1,6 +1,6 @@
 """Difficulty tiers of puzzles for one policy, how puzzles move between them, and what re-sampling alone would have "newly solved".
 
-After Cai et al., arXiv 2606.22317 (science.md section 5): with n = 256 samples a puzzle's tier is set by k*, the index of its first success:
+After Cai et al., arXiv 2606.22317: with n = 256 samples a puzzle's tier is set by k*, the index of its first success:
 easy 1, medium 2-8, hard 9-32, frontier 33-256, beyond: none. With an exact success probability p: easy from 1/2, medium from 1/8, hard from 1/32,
 frontier from 1/256, beyond below. Their claim that training solves what the base could not needs the null that they leave out: 256 fresh samples
 of the base solve some of those puzzles too.
@@ -168,7 +168,7 @@ def newly_solved_by_samples(base: pd.DataFrame, later: pd.DataFrame, fresh: pd.D
 
 
 def log_uniform_null(lowest: float, samples: int = SAMPLES, points: int = 200_001) -> float:
-    """The null's share when p is log-uniform on [``lowest``, 1]: what "newly solved" is worth before the policy is known (science.md 5 [D]).
+    """The null's share when p is log-uniform on [``lowest``, 1]: what "newly solved" is worth before the policy is known.
 
     9.0, 12.8 and 21.4 % for 1e-6, 1e-5 and 1e-4. By the midpoints of equal steps of log p.
     """

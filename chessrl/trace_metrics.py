@@ -1,4 +1,4 @@
-"""What traces are like, as trees: one function per measure, and the tables that evaluations write of them (science.md 11).
+"""What traces are like, as trees: one function per measure, and the tables that evaluations write of them.
 
 The root is the puzzle's position, a node a distinct move prefix, a written move one ply of one line. A measure that a trace does not define is
 None and enters no mean.

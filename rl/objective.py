@@ -1,7 +1,7 @@
 """The objective's parts as pure functions of tensors, each in a table by its name in ``algorithm.*``: advantages, ratios, KL, normalisers.
 
 An algorithm is a choice of one entry of each (``conf/algorithm/``); what needs more than a reward per episode is in ``rl.credit``.
-Formulas: science.md 1; the paper of each stands in its docstring.
+The paper of each formula stands in its docstring.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _leave_one_out(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
 
 
 def _batch_std(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
-    """r - mean of the group, over the std of the batch's rewards (ScaleRL, arXiv 2510.13786; science.md 1.5)."""
+    """r - mean of the group, over the std of the batch's rewards (ScaleRL, arXiv 2510.13786)."""
     deviation = _deviation(rewards, (0, 1))
     return torch.where(deviation <= std_floor, 0.0, _group_mean(rewards, std_floor, pass_k) / deviation.clamp(min=std_floor))
 
@@ -95,7 +95,7 @@ def _pass_at_k_values(n: int, wrong: int, k: int) -> tuple[float, float]:
 
 
 def _over_mean(rewards: Tensor, std_floor: float, pass_k: int) -> Tensor:
-    """r / mean of the group, 0 where that is 0: fine-tuning on what was rewarded, which ascends log p (science.md 1.5)."""
+    """r / mean of the group, 0 where that is 0: fine-tuning on what was rewarded, which ascends log p."""
     mean = rewards.nanmean(1, keepdim=True)
     return torch.where(mean > std_floor, rewards / mean.clamp(min=std_floor), 0.0)
 

@@ -1,4 +1,4 @@
-"""``python -m rl.tabular``: reinforcement learning of policies as tables (tier T0 of science.md), and the studies made of it.
+"""``python -m rl.tabular``: reinforcement learning of policies as tables, and the studies made of it.
 
 One softmax per puzzle over its legal moves, started from a finished run's policy (``parent``), a measured one or a made-up prior
 (``tabular_start``), with the network's advantage and loss code (``tabular_update``): the control that separates what the objective does from what a

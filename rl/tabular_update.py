@@ -180,13 +180,13 @@ def population_advantages(logits: Tensor, reward: Reward, smoothing: float, norm
 
 
 def maximiser(logits: Tensor, reference: Tensor, advantages: Tensor, beta: float, alpha: float = 0.0) -> Tensor:
-    """The policy (P, A), as log-probabilities, that maximises E_pi A - beta KL(pi || reference) - alpha KL(pi || logits) (science.md 2 (3))."""
+    """The policy (P, A), as log-probabilities, that maximises E_pi A - beta KL(pi || reference) - alpha KL(pi || logits)."""
     anchors = beta * torch.log_softmax(reference, 1) + alpha * torch.log_softmax(logits, 1)
     return torch.log_softmax((anchors + advantages) / (alpha + beta), 1)
 
 
 def forward_maximiser(reference: Tensor, advantages: Tensor, beta: float) -> Tensor:
-    """The policy that maximises E_pi A - beta KL(reference || pi): ref beta / (lambda - A), lambda by bisection (science.md 2 (7)).
+    """The policy that maximises E_pi A - beta KL(reference || pi): ref beta / (lambda - A), lambda by bisection.
 
     ``advantages`` of padding must not exceed those of the moves.
     """

@@ -168,7 +168,7 @@ def learn(setup: Setup, kept: Scored, run: Run, rate: float, step: int) -> tuple
 
 
 def count_cost(state: RlState, cost: Cost, sampled: Scored, trained: Trained | None, elsewhere: Tensor, algorithm: AlgorithmConfig) -> None:
-    """2N sampling + 2N reference + 6N x epochs per token of prompt and episode (science.md 11; stored log-probabilities are not recomputed).
+    """2N sampling + 2N reference + 6N x epochs per token of prompt and episode (stored log-probabilities are not recomputed).
 
     What is sampled and not trained on costs 2N: groups that were filtered out, and the episodes ``elsewhere`` (lengths) of labels and greedy
     baselines. The legal moves of an exact KL are no rollout's tokens, but their passes of reference and epochs are counted. The shared prefill

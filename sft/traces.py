@@ -1,4 +1,4 @@
-"""Trees of lines for fine-tuning (science.md section 10), whoever proposes the lines.
+"""Trees of lines for fine-tuning, whoever proposes the lines.
 
 Per puzzle n first moves are proposed; from each different legal one m continuations, each to a length of l plies, the first move included. m and
 l are rounded log-normals: ``*_mean`` is the mean of the log-normal itself, before it is rounded and clipped (not drawn again) to its range.

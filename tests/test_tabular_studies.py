@@ -40,7 +40,7 @@ PAIRED = [("peaked", 2.0, 0.162, 0.005), ("zipf", 2.0, -0.005, 0.006), ("peaked"
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "rate", "effect", "error"), PAIRED)
 def test_the_clips_paired_effect_on_the_likeliest_move(kind, rate, effect, error):
-    """science.md 4 [D], 3,000 seeds: up for a peaked prior (.85), down for a flat one (.25; the values fit Zipf's, whose shape is not stated)."""
+    """3,000 seeds: up for a peaked prior (.85), down for a flat one (.25; the values fit Zipf's, whose shape is not stated)."""
     table = prior(kind, 3000, 30, top=0.85)
     difference = walk(table, rate, clip=True)[0] - walk(table, rate, clip=False)[0]
     own_error = (difference.std() / 3000**0.5).item()

@@ -1,4 +1,4 @@
-"""GRPO's theory against published values, brute force and hand-worked cases. Values: science.md 1.1, 1.5 and 2; smoothing 1e-5 as there."""
+"""GRPO's theory against published values, brute force and hand-worked cases; smoothing 1e-5 throughout."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_random_flips(rates, limit):
 
 
 def test_advantage_gap_under_flips_equals_a_simulation():
-    """E[A | right] - E[A | wrong] of whitened noisy rewards; p = .3, TPR .8, FPR .1 gives science.md's 1.5135."""
+    """E[A | right] - E[A | wrong] of whitened noisy rewards; p = .3, TPR .8, FPR .1 gives 1.5135."""
     assert noisy_gap(0.3, 0.8, 0.1) == pytest.approx(1.5135, abs=5e-5)
     generator = np.random.default_rng(0)
     right = generator.random(1_000_000) < 0.3
