@@ -87,8 +87,8 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
             raise Interrupted(received[0])
         done += 1
         command = [sys.executable, "-m", module, *overrides, *extra]
-        elapsed = time.monotonic() - start
-        print(f"\n[{done}/{total}, {elapsed // 60:.0f} min {elapsed % 60:02.0f} s] {shlex.join(['python', *command[1:]])}", flush=True)
+        elapsed = round(time.monotonic() - start)
+        print(f"\n[{done}/{total}, {elapsed // 60} min {elapsed % 60:02d} s] {shlex.join(['python', *command[1:]])}", flush=True)
         directory, stopped_by = run_stage_command(command)
         received.extend(stopped_by)
         return directory
@@ -123,8 +123,8 @@ def run_pipeline(config: Config, overrides: Sequence[str]) -> int:
         call("analysis", f"runs=[{','.join(map(quoted, directories))}]")
     if progress:
         progress.unlink(missing_ok=True)
-    elapsed = time.monotonic() - start
-    print(f"\npipeline finished in {elapsed // 60:.0f} min {elapsed % 60:02.0f} s", flush=True)
+    elapsed = round(time.monotonic() - start)
+    print(f"\npipeline finished in {elapsed // 60} min {elapsed % 60:02d} s", flush=True)
     return 0
 
 
