@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 import sqlite3
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,11 +136,11 @@ def best_variations(lines: Iterable[str], wanted: int) -> list[list[str]]:
 
 # ---- the table on disk --------------------------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _TABLES = (
     "CREATE TABLE engines (id TEXT PRIMARY KEY, identity TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE labels (engine TEXT, position TEXT, depth INTEGER NOT NULL, scores TEXT NOT NULL, PRIMARY KEY (engine, position))"
-    " WITHOUT ROWID",
+    "CREATE TABLE labels (engine TEXT, position TEXT, depth INTEGER NOT NULL, scores TEXT NOT NULL, checksum INTEGER NOT NULL,"
+    " PRIMARY KEY (engine, position)) WITHOUT ROWID",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 _WAIT_FOR_OTHERS_S = 60.0
@@ -178,33 +179,32 @@ class LabelCache:
     def close(self) -> None:
         self._connection.close()
 
-    def get(self, boards: Mapping[str, chess.Board]) -> dict[str, MoveLabels]:
-        """The stored labels among those of ``boards``, by ``position_key`` as in ``boards``; what is not stored is left out."""
+    def get(self, positions: Iterable[str]) -> dict[str, MoveLabels]:
+        """The stored labels of positions, by ``position_key``; what is not stored is left out."""
         found: dict[str, MoveLabels] = {}
-        for some in _in_turn(boards, _POSITIONS_PER_QUERY):
-            query = f"SELECT position, depth, scores FROM labels WHERE engine = ? AND position IN ({', '.join('?' * len(some))})"
+        for some in _in_turn(positions, _POSITIONS_PER_QUERY):
+            query = f"SELECT position, depth, scores, checksum FROM labels WHERE engine = ? AND position IN ({', '.join('?' * len(some))})"
             try:
                 rows = self._connection.execute(query, (self._engine, *some)).fetchall()
             except sqlite3.Error as error:
                 raise self._unusable(error) from error
-            for position, depth, text in rows:
-                found[position] = MoveLabels(position, depth, self._scores(position, boards[position], text))
+            for position, depth, text, checksum in rows:
+                if checksum != self._checksum(position, depth, text):
+                    raise self._damaged(f"the row of {position} is not what was written")
+                scores = {move: _read_score(value) for move, value in (entry.split("=") for entry in text.split())}
+                found[position] = MoveLabels(position, depth, scores)
         return found
 
-    def _scores(self, position: str, board: chess.Board, text: str) -> dict[str, MoveScore]:
-        try:
-            scores = {move: _read_score(value) for move, value in (entry.split("=") for entry in text.split())}
-        except ValueError as error:
-            raise self._damaged(f"the row of {position} cannot be read: {error}") from error
-        if scores.keys() != {move.uci() for move in board.legal_moves}:
-            raise self._damaged(f"the moves stored for {position} are not its legal moves")
-        return scores
+    def _checksum(self, position: str, depth: int, scores: str) -> int:
+        """Of a row. That its moves are the legal ones was so when it was written; asking again would take half of the time of reading it."""
+        return zlib.crc32(f"{self._engine} {position} {depth} {scores}".encode())
 
     def put(self, batch: Iterable[MoveLabels]) -> None:
         """Store labels in one transaction."""
-        rows = [(self._engine, labels.position, labels.depth, _write_scores(labels.scores)) for labels in batch]
+        written = [(labels.position, labels.depth, _write_scores(labels.scores)) for labels in batch]
+        rows = [(self._engine, *row, self._checksum(*row)) for row in written]
         with self._transaction():
-            self._connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?)", rows)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
