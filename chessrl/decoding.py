@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chessrl.attention import NORM_EPSILON, rotary_tables, rotate
 from chessrl.cache import FRESH, Places, SharedCache
-from chessrl.fusion import TOGETHER, fused, leave_sizes_open
+from chessrl.fusion import fused, in_groups, leave_sizes_open
 
 if TYPE_CHECKING:
     from chessrl.model import Layer, Transformer
@@ -66,9 +66,8 @@ class Decoder:
         cos, sin = rotary_tables(positions[:, None], self.model.config.head_dim)
         x = self.model.embed(tokens)
         through = compiled_layers if self.model.compiled else layers
-        stack = list(zip(self.layers, cache.prompts, cache.own, strict=True))
-        for first in range(0, len(stack), TOGETHER):
-            x = through(stack[first : first + TOGETHER], x, cos, sin, places, cache.across)
+        for stack in in_groups(list(zip(self.layers, cache.prompts, cache.own, strict=True))):
+            x = through(stack, x, cos, sin, places, cache.across)
         return self.model.model.norm(x).to(self.dtype) @ self.head
 
 

@@ -6,8 +6,8 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from chessrl.errors import UserError
 
 TOGETHER = 6  # layers compiled as one: a training step is 1.03 times and sampling 1.08 times as fast as with each by itself
+Part = TypeVar("Part")
 _WAYS = 64  # compiled forms of one function, at most
 
 
@@ -25,6 +26,11 @@ def allow_compiling() -> None:
         raise UserError(f"run.compile=true: needs the C++ compiler {compiler}, which is not there: install it, or leave run.compile=false")
     # Learning, the reference, prompts and answers each go their own way, with one row and with several: more than torch's default bears.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _WAYS)
+
+
+def in_groups(layers: Sequence[Part]) -> list[Sequence[Part]]:
+    """Layers by what is compiled as one."""
+    return [layers[first : first + TOGETHER] for first in range(0, len(layers), TOGETHER)]
 
 
 @functools.cache

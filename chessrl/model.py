@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from chessrl.cache import KVCache, SharedCache
 from chessrl.config import ModelConfig
 from chessrl.decoding import Decoder
 from chessrl.errors import UserError
-from chessrl.fusion import TOGETHER, allow_compiling, fused, leave_sizes_open
+from chessrl.fusion import allow_compiling, fused, in_groups, leave_sizes_open
 from chessrl.notation import PAD
 
 
@@ -106,31 +106,28 @@ class Given(NamedTuple):
     mask_of_last: Tensor | None = None  # (B, 1, 1, T)
 
 
-def through_layers(
-    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, keeps: bool, narrows: bool
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """The output (B, T, hidden) of layers, each with the keys and values before it, and where one ``keeps`` them their own. Where the stack
-    ``narrows`` its last layer goes on with the tokens at ``given.last`` alone: (B, 1, hidden).
-    """
+# Of each layer the keys and values that come before its own, and whether it goes on with the tokens at ``Given.last`` alone.
+Stack = Sequence[tuple[Layer, tuple[Tensor, Tensor] | None, bool]]
+
+
+def through_layers(stack: Stack, x: Tensor, given: Given, keeps: bool) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """The output (B, T, hidden) of layers, or (B, 1, hidden) of the last tokens alone, and where one ``keeps`` them their keys and values."""
     kept = []
-    for place, (layer, before) in enumerate(stack):
-        alone = narrows and place == len(stack) - 1
+    for layer, before, alone in stack:
         x, k, v = layer(x, given.cos, given.sin, given.mask_of_last if alone else given.mask, before, given.last if alone else None)
         if keeps:
             kept.append((k, v))
     return x, kept
 
 
-def through_layers_compiled(
-    stack: list[tuple[Layer, tuple[Tensor, Tensor] | None]], x: Tensor, given: Given, keeps: bool, narrows: bool
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def through_layers_compiled(stack: Stack, x: Tensor, given: Given, keeps: bool) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """The same fused by torch.compile: one code for all numbers of sequences and lengths."""
     of_positions = (0,) if given.cos.dim() == 2 else (0, 2)
     of_mask = (0, 1) if given.mask is not None and given.mask.dim() == 2 else (0, 2, 3)
     leave_sizes_open((x, (0, 1)), (given.cos, of_positions), (given.sin, of_positions), (given.mask, of_mask))
     leave_sizes_open((given.last, (0,)), (given.mask_of_last, (0, 3)))
-    leave_sizes_open(*((tensor, (0, 2)) for _, before in stack for tensor in before or ()))
-    return fused(through_layers)(stack, x, given, keeps, narrows)
+    leave_sizes_open(*((tensor, (0, 2)) for _, before, _ in stack for tensor in before or ()))
+    return fused(through_layers)(stack, x, given, keeps)
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
@@ -223,10 +220,9 @@ class Transformer(nn.Module):
         with self.autocast():
             x = self.embed(tokens)
             through = through_layers_compiled if self.compiled else through_layers
-            stack = list(zip(self.model.layers, before or [None] * self.config.layers, strict=True))
-            for first in range(0, len(stack), TOGETHER):
-                narrows = last is not None and first + TOGETHER >= len(stack)
-                x, new = through(stack[first : first + TOGETHER], x, given, kept is not None, narrows)
+            alone = [False] * (self.config.layers - 1) + [last is not None]
+            for stack in in_groups(list(zip(self.model.layers, before or [None] * self.config.layers, alone, strict=True))):
+                x, new = through(stack, x, given, kept is not None)
                 if kept is not None:
                     kept += new
             return self.model.norm(x)

@@ -11,8 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 import chessrl.attention
-import chessrl.decoding
-import chessrl.model
+import chessrl.fusion
 from chessrl import notation
 from chessrl.attention import attend, causal, mask_of_numbers
 from chessrl.cache import BLOCK, SharedCache
@@ -128,8 +127,7 @@ def test_layers_in_several_groups_compute_what_one_group_does(shares_prompts, mo
             return [model(tokens), last, model.decoder()(tokens[:, 0], cache), model.states_after(tokens, lengths, torch.tensor([2, 0]), tokens[:2])]
 
     together = everything()
-    for module in (chessrl.model, chessrl.decoding):
-        monkeypatch.setattr(module, "TOGETHER", 2)
+    monkeypatch.setattr(chessrl.fusion, "TOGETHER", 2)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(everything(), together, strict=True))
 
 
@@ -173,8 +171,7 @@ def test_the_last_tokens_alone_have_the_states_that_they_have_among_all(monkeypa
 @pytest.mark.parametrize(("kv_heads", "together"), [(TINY.kv_heads, 6), (TINY.heads, 6), (TINY.heads, 1)])  # decoding by products or by loops
 def test_compiled_layers_compute_what_the_plain_ones_do(kv_heads, together, monkeypatch):
     """Logits, gradients, shared prompts and decoding, with batches of several sizes and of one; both layers as one or each by itself."""
-    for module in (chessrl.model, chessrl.decoding):
-        monkeypatch.setattr(module, "TOGETHER", together)
+    monkeypatch.setattr(chessrl.fusion, "TOGETHER", together)
     config = replace(TINY, kv_heads=kv_heads)
     plain, fused = (build_model(config, seed=0, precision="bf16", compiled=compiled) for compiled in (False, True))
     close = {"atol": 0.02, "rtol": 0.0}  # a few roundings of bf16
