@@ -509,7 +509,9 @@ def test_a_damaged_cache_or_one_of_another_schema_is_an_error_that_names_the_fil
         LabelCache(tmp_path, "engine")
 
 
-@pytest.mark.parametrize("change", ["scores = 'e2e4=x'", "scores = ''", "scores = replace(scores, '#-3', '#3')", "depth = 9"])
+@pytest.mark.parametrize(
+    "change", [*(f"scores = '{text}'" for text in ("e2e4=x", "e2e4", "e2e4=#0", "e2e4=5", "")), "scores = replace(scores, '#-3', '#3')", "depth = 9"]
+)
 def test_a_damaged_row_is_an_error_that_names_the_position(tmp_path: Path, change: str) -> None:
     board = chess.Board()
     asked = {position_key(board): board}

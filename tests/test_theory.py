@@ -1,4 +1,4 @@
-"""GRPO's theory against published values, brute force and hand-worked cases; smoothing 1e-5 throughout."""
+"""GRPO's theory against published values, brute force and hand-worked cases; smoothing 1e-5 unless said."""
 
 from __future__ import annotations
 
